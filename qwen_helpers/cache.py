@@ -1,0 +1,143 @@
+"""What a generation remembers between two forwards: K/V of attention, S and conv window of DeltaNet.
+
+Shapes: B batch, G key-value groups, T tokens so far, K key size, V value size, H value heads.
+"""
+import torch
+
+
+class AttentionState:
+    """Keys and values of one attention layer, (B, G, T, K) each.
+
+    `append` writes into spare room that doubles when it is full, so no token copies the whole past.
+    """
+
+    def __init__(self):
+        self.length = 0
+        self._k = self._v = None
+
+    @property
+    def k(self):
+        return None if self._k is None else self._k[:, :, :self.length]
+
+    @property
+    def v(self):
+        return None if self._v is None else self._v[:, :, :self.length]
+
+    def append(self, k, v):
+        """Add keys and values of the new tokens; returns those of all tokens so far."""
+        end = self.length + k.shape[2]
+        if self._k is None or end > self._k.shape[2]:
+            self._k, self._v = (self._grown(old, new, end) for old, new in ((self._k, k), (self._v, v)))
+        self._k[:, :, self.length:end] = k
+        self._v[:, :, self.length:end] = v
+        self.length = end
+        return self.k, self.v
+
+    def _grown(self, old, new, end):
+        B, G, _, K = new.shape
+        room = new.new_empty(B, G, max(2 * end, 64), K)
+        if old is not None:
+            room[:, :, :self.length] = old[:, :, :self.length]
+        return room
+
+    def cut(self, length):
+        """Forget all tokens from `length` on. K/V rows are separate, so cutting is exact."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot cut {self.length} cached tokens to {length}")
+        self.length = length
+
+    def snapshot(self):
+        return self.length
+
+    def check(self, saved):
+        if not isinstance(saved, int) or not 0 <= saved <= self.length:
+            raise ValueError(f"a snapshot of attention is a length up to {self.length}, not {saved!r:.60}")
+
+    def restore(self, saved):
+        self.cut(saved)
+
+    @property
+    def nbytes(self):
+        return 0 if self._k is None else self.k.nbytes + self.v.nbytes
+
+    def __repr__(self):
+        if self._k is None:
+            return "AttentionState(empty)"
+        filled = round(16 * self.length / self._k.shape[2])
+        return f"AttentionState({self.length} tokens [{'█' * filled}{'·' * (16 - filled)}] {self.nbytes:,} bytes)"
+
+
+class DeltaState:
+    """Memory of one DeltaNet layer: S (B, H, K, V) and the last conv inputs (B, channels, kernel - 1).
+
+    Both are at least fp32, whatever the weights are, and their size does not depend on the text.
+    Every token is mixed into S, so it cannot be cut: `snapshot` copies, `restore` puts the copy back.
+    """
+
+    def __init__(self, S, conv):
+        self.S, self.conv = S, conv
+
+    def snapshot(self):
+        return self.S.clone(), self.conv.clone()
+
+    def check(self, saved):
+        if not isinstance(saved, tuple) or [part.shape for part in saved] != [self.S.shape, self.conv.shape]:
+            raise ValueError(f"a snapshot of DeltaNet is the pair S {tuple(self.S.shape)}, "
+                             f"conv {tuple(self.conv.shape)}, not {saved!r:.60}")
+
+    def restore(self, saved):
+        self.S.copy_(saved[0])
+        self.conv.copy_(saved[1])
+
+    @property
+    def nbytes(self):
+        return self.S.nbytes + self.conv.nbytes
+
+    def __repr__(self):
+        return f"DeltaState(S {tuple(self.S.shape)}, conv {tuple(self.conv.shape)}, {self.nbytes:,} bytes)"
+
+
+class State:
+    """Everything one generation remembers: `.pos` tokens read, and one state for each layer.
+
+    `pads` (B,) counts the padding to the left of each row; None means there is none.
+    A State belongs to one call: make a new one for the next text.
+    """
+
+    def __init__(self, model, batch=1, pads=None):
+        self.pos, self.pads = 0, pads
+        self.layers = [layer.new_state(batch) for layer in model.layers]
+
+    def mask(self, T):
+        """(B, pos + T), True for real tokens, False for padding; None without padding."""
+        if self.pads is None:
+            return None
+        return torch.arange(self.pos + T, device=self.pads.device) >= self.pads[:, None]
+
+    @property
+    def nbytes(self):
+        return sum(layer.nbytes for layer in self.layers)
+
+    def __repr__(self):
+        return "\n".join([f"State(pos={self.pos}, {self.nbytes:,} bytes)"]
+                         + [f"  {i:2} {layer!r}" for i, layer in enumerate(self.layers)])
+
+
+def snapshot(state):
+    """What `rollback` needs to come back to this moment: a length for each K/V cache, a copy of each S and window."""
+    for layer in state.layers:
+        if not isinstance(layer, (AttentionState, DeltaState)):
+            raise TypeError(f"{type(layer).__name__} has no rollback: only AttentionState and DeltaState do")
+    return state.pos, [layer.snapshot() for layer in state.layers]
+
+
+def rollback(state, saved):
+    """Bring the state back to the moment of `saved`. A snapshot that does not fit raises and changes nothing."""
+    pos, parts = saved
+    if len(parts) != len(state.layers):
+        raise ValueError(f"the snapshot holds {len(parts)} layers, the state has {len(state.layers)}")
+    for layer, part in zip(state.layers, parts):
+        layer.check(part)
+    for layer, part in zip(state.layers, parts):
+        layer.restore(part)
+    state.pos = pos

@@ -1,0 +1,126 @@
+"""Notebooks as modules: `from chapters.norm import RMSNorm` reads notebooks/03_norm.ipynb.
+
+Only the `import`, `def`, `class` and `CAPITAL = ...` statements of its code cells are run, so
+importing a chapter gives its definitions and runs none of its demos. A cell tagged `no-import`
+(exercise stubs, deliberate mistakes) is left out. Tracebacks name the cell; `??` shows the source.
+"""
+import ast
+import importlib.abc
+import importlib.machinery
+import json
+import linecache
+import re
+import sys
+from pathlib import Path
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+KEEP = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+
+
+class ChapterError(ImportError):
+    """A chapter that cannot be imported, with the way back."""
+
+
+def chapter_file(slug):
+    """The notebook `NN_slug.ipynb` that defines chapter `slug`; ChapterError if there is not exactly one."""
+    found = sorted(NOTEBOOKS.glob(f"[0-9][0-9]_{slug}.ipynb"))
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = " and ".join(path.name for path in found)
+        raise ChapterError(f"chapter {slug} is there twice, as {names}: remove one of them")
+    known = ", ".join(path.stem[3:] for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")))
+    raise ChapterError(f"there is no chapter {slug!r} in {NOTEBOOKS}; it has {known or 'none'}. "
+                       f"A deleted one comes back with git checkout notebooks/")
+
+
+def code_cells(path):
+    """(cell number from 1, nearest heading, source) of each importable code cell of a notebook."""
+    slug = path.stem[3:]
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ChapterError(f"chapter {slug} is not a readable notebook ({error}); "
+                           f"restore it with git checkout notebooks/{path.name}") from None
+    heading = ""
+    for number, cell in enumerate(cells, 1):
+        source = "".join(cell.get("source", ""))
+        if cell.get("cell_type") == "markdown":
+            heading = next((line.lstrip("# ") for line in source.splitlines() if line.startswith("#")),
+                           heading)
+        elif cell.get("cell_type") == "code":
+            if "no-import" not in cell.get("metadata", {}).get("tags", []):
+                yield number, heading, source
+
+
+def blank_magics(source):
+    """The source with lines for IPython (%, !, ?) emptied, so that line numbers hold."""
+    if source.lstrip().startswith("%%"):
+        return "\n" * source.count("\n")
+    return re.sub(r"(?m)^\s*[%!].*$|^.*\?\s*$", lambda m: "" if not m[0].lstrip().startswith("#") else m[0],
+                  source)
+
+
+def definitions(tree):
+    """The statements of a cell that importing it runs."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if isinstance(node, KEEP) or any(isinstance(t, ast.Name) and t.id.isupper() for t in targets):
+            yield node
+
+
+class ChapterLoader(importlib.abc.Loader):
+    """Runs the definitions of one notebook, cell by cell."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def exec_module(self, module):
+        module.__file__ = str(self.path)
+        joined = []                     # all cells in one text: what inspect reads for a class
+        for number, heading, source in code_cells(self.path):
+            source = blank_magics(source)
+            name = f'{self.path.name}, cell {number}, "{heading}"'
+            linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+            offset = sum(text.count("\n") for text in joined)
+            joined.append(source + "\n")
+            try:
+                self.run(source, name, module, offset)
+            except Exception as error:
+                raise ChapterError(
+                    f"chapter {self.path.stem[3:]} stops at cell {number}: {type(error).__name__}: {error}; "
+                    f"mend the cell, or restore it with git checkout notebooks/{self.path.name}") from error
+        text = "".join(joined)
+        linecache.cache[module.__file__] = (len(text), None, text.splitlines(keepends=True), module.__file__)
+
+    def run(self, source, name, module, offset):
+        for node in definitions(ast.parse(source, name)):
+            exec(compile(ast.Module([node], []), name, "exec"), module.__dict__)
+            made = module.__dict__.get(getattr(node, "name", None))
+            if "__firstlineno__" in getattr(made, "__dict__", {}):      # Python 3.13: inspect trusts this line
+                made.__firstlineno__ += offset
+
+
+class ChapterFinder(importlib.abc.MetaPathFinder):
+    """Answers `import chapters` and `import chapters.<slug>`."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname == "chapters":
+            return importlib.machinery.ModuleSpec(fullname, None, is_package=True)
+        if fullname.startswith("chapters."):
+            file = chapter_file(fullname.removeprefix("chapters."))
+            return importlib.machinery.ModuleSpec(fullname, ChapterLoader(file), origin=str(file))
+
+
+def install():
+    """Put the finder in front, once."""
+    if not any(isinstance(finder, ChapterFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, ChapterFinder())
+
+
+def method_of(cls):
+    """Add the decorated function to a class defined in an earlier cell."""
+    def add(function):
+        setattr(cls, function.__name__, function)
+        return function
+    return add

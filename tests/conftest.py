@@ -1,0 +1,1 @@
+import qwen_helpers  # noqa: F401  (makes `chapters.*` importable)
