@@ -10,7 +10,9 @@ SPACE_IN_CHINESE = re.compile(rf"(?<=[{CJK}])[ \t]*\n[ \t]*(?=[{CJK}])")
 def join_lines(text):
     """One paragraph from wrapped lines; no space is put between two Chinese characters."""
     text = SPACE_IN_CHINESE.sub("", text.replace("\u00a0", " ").strip())
-    return re.sub(r"\s+", " ", text)
+    text = re.sub(r"\s+", " ", text)
+    return re.sub(r" (?=[，。；：！？、）》”])|(?<=[，。；：！？、（《“]) |"
+                  r"(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])", "", text)
 
 
 def chinese_share(text):
@@ -63,6 +65,7 @@ class Blocks(HTMLParser):
         if kind == "code":
             lines = [l.rstrip() for l in raw.replace("\u21b5", "").expandtabs(4).split("\n")]
             text = textwrap.dedent("\n".join(lines)).strip("\n")
+            text = re.sub(r"\n{3,}", "\n\n", text)
             if text.count("\n") > 25 or max(map(len, text.split("\n"))) > 96:
                 return
             text = textwrap.indent(text, "    ")

@@ -79,7 +79,7 @@ def collected_poems(folder, simplify, tang_count, ci_count):
                     continue
                 lines = [l.translate(simplify).strip() for l in record["paragraphs"]]
                 poem = Poem(record[name].translate(simplify).strip(),
-                            record["author"].translate(simplify), lines)
+                            re.sub(r"\d", "", record["author"].translate(simplify)), lines)
                 score = fame["baidu"] * fame["so360"] * fame["bing"]
                 if readable(poem, regular=name == "title"):
                     found.append((-score, poem))
@@ -108,7 +108,7 @@ def readable(poem, regular):
 def all_poems(folders):
     """Poems without repeats, and how many of the first are the best known."""
     simplify = simplifier(folders["opencc-python-reimplemented"])
-    tang, ci = collected_poems(folders["chinese-poetry"], simplify, 12000, 4500)
+    tang, ci = collected_poems(folders["chinese-poetry"], simplify, 20000, 6000)
     unique = {}
     for poem in [*fortune_poems(folders["fortunes-zh"]), *tang[:3000], *ci[:1000],
                  *tang[3000:], *ci[1000:]]:
@@ -118,29 +118,36 @@ def all_poems(folders):
 
 # ---------------------------------------------------------------- technical text
 
+NUMBER = re.compile(r"^((Chapter|Appendix|附录) ?[\dA-Z.]*|第 ?\d+ ?章|\d+(\.\d+)*\.?|"
+                    r"[A-Z]\.(\d+\.)*)\s+(?=\S)")
+NOISE = re.compile(r"→|See also$|Source code:|Availability:|(New|Changed) in version [\d.]+\.?$|"
+                   r"Note$|注意$|Deprecated since version|(表|图|例|Table|Figure|Example) ?[\dA-Z]+\.|"
+                   r"This module does not work or is not available on WebAssembly")
+
+
 def sections(type, blocks, chinese=False):
     """Documents from blocks: a heading opens one, a long one is cut, a short one grows."""
     parts, heading = [[]], ""
     for kind, text in blocks:
         text = text.strip("\n")
         if kind == "heading":
-            heading = re.sub(r"^((Chapter|Appendix|附录)\s*)?(第\s*\d+\s*章\s*)?[\dA-Z]*(\.\d+)*"
-                             r"\.?\s+(?=\S)", "", text) if re.match(
-                r"(Chapter|Appendix|附录|第\s*\d|\d+\.|[A-Z]\.\d?)", text) else text
-            heading = heading.strip()
+            heading = NUMBER.sub("", text).strip()
             if sum(len(t) for _, t in parts[-1]) > 400:
                 parts.append([])
-            parts[-1].append(("heading", heading))
+            if parts[-1] and parts[-1][-1][0] == "heading":
+                parts[-1].pop()
+            parts[-1].append((kind, heading))
             continue
-        if chinese and kind != "code" and len(text) > 30 and chinese_share(text) < 0.2:
+        if NOISE.match(text) or (chinese and kind != "code" and len(text) > 30
+                                 and chinese_share(text) < 0.2):
             continue
         if sum(len(t) for _, t in parts[-1]) + len(text) > LONGEST and parts[-1]:
             parts.append([("heading", heading)] if heading else [])
-        if len(text) <= LONGEST and (kind == "code" or not re.search(r"[<>]\S*</|&\w+;", text)):
+        if len(text) <= LONGEST and not re.search(r"\ufffd|&\w+;", text):
             parts[-1].append((kind, text))
     documents = []
     for part in parts:
-        while part and part[-1][0] in ("heading", "term"):
+        while part and part[-1][0] in ("heading", "title", "term"):
             part.pop()
         body = "".join(t for k, t in part if k in ("text", "item"))
         text = lay_out(part)
@@ -181,8 +188,9 @@ def tech_en(folders):
         *(folders["debian-faq"] / doc / "debian/FAQ").glob("*.en.html"),
         *(folders["debian-policy"] / doc / "debian-policy").glob("p*.html/*.html"),
         *(folders["developers-reference"] / "usr/share/developers-reference").glob("*.html"),
-        *(p for part in ("tutorial", "howto", "faq", "using", "library", "reference")
-          for p in (python / part).glob("*.html")),
+        *(p for part in ("tutorial", "howto", "faq", "using", "library")
+          for p in (python / part).glob("*.html")
+          if part != "library" or hashlib.sha256(p.name.encode()).digest()[0] % 2),
     ]
     unwanted = {"index.html", "genindex.html", "search.html", "index.en.html",
                 "conclusion.html", "sect.acknowledgments.html"}
@@ -200,32 +208,39 @@ def tech_zh(folders):
     paths = [p for p in paths if not p.name.startswith("index")]
     documents = html_documents("tech_zh", paths, chinese=True)
     for name, purpose, blocks in manual_pages(folders):
-        blocks = [("heading", f"{name} - {purpose}"), *blocks]
+        blocks = [("title", f"{name} - {purpose}"), *blocks]
         documents += sections("tech_zh", blocks, chinese=True)
     return documents
 
 
+ENGLISH_HEADINGS = {"SYNOPSIS": "概述", "DESCRIPTION": "描述", "OPTIONS": "选项", "USAGE": "用法",
+                    "EXAMPLE": "示例", "EXAMPLES": "示例", "PARAMETERS": "参数", "FILES": "文件",
+                    "NOTES": "注意", "RETURN VALUE": "返回值", "ERRORS": "错误",
+                    "OUTPUTS": "输出", "ENVIRONMENT": "环境变量", "DIAGNOSTICS": "诊断"}
 UNWANTED_SECTION = re.compile(
     "中文版|跋|翻译|译者|AUTHOR|作者|COPYRIGHT|版权|REPORTING|报告|COLOPHON|参见|SEE ALSO|"
-    "参阅|另见|相关|参看|又见|HISTORY|NAME|名称|名字|维护|更新|许可|致谢|排版")
+    "参阅|另见|相关|参看|又见|HISTORY|NAME|名称|名字|维护|更新|许可|致谢|排版|关键字|KEYWORDS")
 
 
 def manual_pages(folders):
     """(name, purpose, blocks) of each Chinese manual page."""
     root = folders["manpages-zh"] / "usr/share/man/zh_CN"
     for path in sorted(root.glob("man*/*.gz")):
+        if path.name.startswith("smb.conf"):      # hundreds of bare parameter names
+            continue
         source = gzip.decompress(path.read_bytes()).decode("utf8", "replace")
         blocks, section, kept, title = man_blocks(source), "", [], ""
         for kind, text in blocks:
             if kind == "heading":
                 section = text
-                chinese = re.findall(r"[\u4e00-\u9fff].*", text)
-                text = chinese[0] if chinese else text
+                text = ENGLISH_HEADINGS.get(text.strip().upper(), text)
+                if chinese_share(text):
+                    text = re.sub(r"\b[A-Z]{3,}( [A-Z]{3,})*\b", "", text).strip(" ()/")
             elif re.search("NAME|名称|名字", section) and not title:
                 title = text
             if "�" not in text and not UNWANTED_SECTION.search(section):
-                kept.append((kind, text.replace("\\", "\\") if kind == "code" else text))
-        match = re.match(r"(\S+?)[,，]?(?: .*?)?\s+-+\s+(.+)", title)
+                kept.append((kind, text))
+        match = re.match(r"(\S.*?)\s+[-—]+\s+(.+)", title)
         if match and chinese_share(match[2]) > 0.3:
             yield match[1], match[2], kept
 
@@ -238,7 +253,7 @@ def austen_novels(folder):
     index = gzip.decompress((data / "Rdata.rdx").read_bytes())
     base = (data / "Rdata.rdb").read_bytes()
     novels = {}
-    for spot in re.findall(rb"\0\0\0\r\0\0\0\2(.{8})", index, re.S):
+    for spot in re.findall(rb"\x00{3}\r\x00{3}\x02(.{8})", index, re.S):
         offset, length = struct.unpack(">II", spot)
         if not length:
             continue
@@ -264,6 +279,9 @@ def paragraphs_to_documents(paragraphs, longest=3000):
     return [*documents, "\n\n".join(part)] if part else documents
 
 
+INSULTS = re.compile(r"\b(negro\w*|nigg\w*|jews?|hebrews?|whore\w*|rape\w*)\b", re.I)
+
+
 def devil_entries(folder):
     """{word: definition} of The Devil's Dictionary, prose paragraphs only."""
     raw = gzip.decompress((folder / "usr/share/dictd/devil.dict.dz").read_bytes())
@@ -278,7 +296,8 @@ def devil_entries(folder):
                 word = None
             else:
                 entries[word].append(join_lines(block))
-    return {word: "\n\n".join(text).replace("_", "") for word, text in entries.items()}
+    found = {word: "\n\n".join(text).replace("_", "") for word, text in entries.items()}
+    return {word: text for word, text in found.items() if not INSULTS.search(text)}
 
 
 BOOKS = dict(zip(
