@@ -40,7 +40,7 @@ class Trainee(torch.nn.Module):
         for layer in self.model.layers:
             if layer.layer_type == "linear_attention":
                 layer.linear_attn.rule = partial(in_fp32, CHUNK)
-                torch.nn.init.uniform_(layer.linear_attn.dt_bias, -5, 0)          # memories from short to long
+                torch.nn.init.uniform_(layer.linear_attn.dt_bias, -7, -2)        # memories from short to long
 
     def forward(self, ids):
         now, after, later = (ids[:, i:i + T] for i in range(3))

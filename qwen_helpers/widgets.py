@@ -1,0 +1,65 @@
+"""Sliders over pictures: a plain function of the knobs' values, redrawn at each move, with a still for readers.
+
+Only what ipywidgets 7.7 and 8 share is used, and no Output widget (they can hang a run).
+"""
+import html
+
+import ipywidgets as W
+
+
+class Demo(W.VBox):
+    """Knobs above a picture. Its saved output also carries the first picture, for viewers without a kernel."""
+
+    def __init__(self, children, still):
+        super().__init__(children)
+        self.still = still
+
+    def _repr_mimebundle_(self, **kwargs):
+        bundle = super()._repr_mimebundle_(**kwargs)
+        data, more = bundle if isinstance(bundle, tuple) else (bundle, {})
+        still, still_more = self.still._repr_mimebundle_()
+        return {**data, **still}, {**more, **still_more}
+
+
+def knob(name, choice):
+    """A slider: (low, high, start) of ints or floats, or (low, high, start, step), or a list of options."""
+    style = dict(description=name.replace("_", " "), continuous_update=True,
+                 style={"description_width": "initial"}, layout=W.Layout(width="95%", max_width="640px"))
+    if isinstance(choice, list):
+        return W.SelectionSlider(options=choice, **style)
+    low, high, start, *step = choice
+    if all(isinstance(x, int) for x in choice):
+        return W.IntSlider(start, low, high, *step, **style)
+    return W.FloatSlider(start, min=low, max=high, step=step[0] if step else (high - low) / 50, **style)
+
+
+def demo(picture, play=False, **knobs):
+    """Show `picture(**values)` under one slider a knob; `play` adds a Play button to the first knob.
+
+    `picture` returns a Picture. A knob is (low, high, start), with a step as a fourth if wanted, or a list of
+    options. An error in `picture` is written under the sliders instead of vanishing.
+    """
+    sliders = {name: knob(name, choice) for name, choice in knobs.items()}
+    still = picture(**{name: slider.value for name, slider in sliders.items()})
+    image = W.Image(value=still.png(), layout=W.Layout(width="100%", max_width="760px"))
+    trouble = W.HTML()
+    for name, slider in sliders.items():
+        slider.add_class(f"knob-{name}")
+    image.add_class("demo-picture")
+    trouble.add_class("demo-trouble")
+
+    def redraw(_):
+        try:
+            image.value = picture(**{name: slider.value for name, slider in sliders.items()}).png()
+            trouble.value = ""
+        except Exception as error:
+            trouble.value = f"<pre>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
+
+    for slider in sliders.values():
+        slider.observe(redraw, "value")
+    rows = list(sliders.values())
+    if play:
+        button = W.Play(min=rows[0].min, max=rows[0].max, value=rows[0].value, interval=900)
+        W.jslink((button, "value"), (rows[0], "value"))
+        rows.insert(0, button)
+    return Demo([*rows, image, trouble], still)
