@@ -81,7 +81,9 @@ class DeltaState:
         return self.S.clone(), self.conv.clone()
 
     def check(self, saved):
-        if not isinstance(saved, tuple) or [part.shape for part in saved] != [self.S.shape, self.conv.shape]:
+        kinds = [(getattr(part, "shape", None), getattr(part, "dtype", None)) for part in saved] \
+            if isinstance(saved, tuple) else None
+        if kinds != [(self.S.shape, self.S.dtype), (self.conv.shape, self.conv.dtype)]:
             raise ValueError(f"a snapshot of DeltaNet is the pair S {tuple(self.S.shape)}, "
                              f"conv {tuple(self.conv.shape)}, not {saved!r:.60}")
 
@@ -106,13 +108,14 @@ class State:
 
     def __init__(self, model, batch=1, pads=None):
         self.pos, self.pads = 0, pads
+        self.device = model.lm_head.weight.device
         self.layers = [layer.new_state(batch) for layer in model.layers]
 
     def mask(self, T):
         """(B, pos + T), True for real tokens, False for padding; None without padding."""
         if self.pads is None:
             return None
-        return torch.arange(self.pos + T, device=self.pads.device) >= self.pads[:, None]
+        return torch.arange(self.pos + T, device=self.device) >= self.pads[:, None]
 
     @property
     def nbytes(self):
@@ -123,21 +126,29 @@ class State:
                          + [f"  {i:2} {layer!r}" for i, layer in enumerate(self.layers)])
 
 
-def snapshot(state):
-    """What `rollback` needs to come back to this moment: a length for each K/V cache, a copy of each S and window."""
+def known_layers(state):
+    """The layers' states; TypeError for one that nobody knows how to bring back."""
     for layer in state.layers:
         if not isinstance(layer, (AttentionState, DeltaState)):
             raise TypeError(f"{type(layer).__name__} has no rollback: only AttentionState and DeltaState do")
-    return state.pos, [layer.snapshot() for layer in state.layers]
+    return state.layers
+
+
+def snapshot(state):
+    """What `rollback` needs to come back to this moment: a length for each K/V cache, a copy of each S and window."""
+    return state.pos, [layer.snapshot() for layer in known_layers(state)]
 
 
 def rollback(state, saved):
     """Bring the state back to the moment of `saved`. A snapshot that does not fit raises and changes nothing."""
     pos, parts = saved
-    if len(parts) != len(state.layers):
-        raise ValueError(f"the snapshot holds {len(parts)} layers, the state has {len(state.layers)}")
-    for layer, part in zip(state.layers, parts):
+    layers = known_layers(state)
+    if len(parts) != len(layers):
+        raise ValueError(f"the snapshot holds {len(parts)} layers, the state has {len(layers)}")
+    if not isinstance(pos, int) or not 0 <= pos <= state.pos:
+        raise ValueError(f"the snapshot is of position {pos!r}, the state stands at {state.pos}")
+    for layer, part in zip(layers, parts):
         layer.check(part)
-    for layer, part in zip(state.layers, parts):
+    for layer, part in zip(layers, parts):
         layer.restore(part)
     state.pos = pos

@@ -1,6 +1,6 @@
 """Notebooks as modules: `from chapters.norm import RMSNorm` reads notebooks/03_norm.ipynb.
 
-Only the `import`, `def`, `class` and `CAPITAL = ...` statements of its code cells are run, so
+Only the `import`, `def`, `class` and `CAPITAL = ...` statements (two letters or more) of its code cells are run, so
 importing a chapter gives its definitions and runs none of its demos. A cell tagged `no-import`
 (exercise stubs, deliberate mistakes) is left out. Tracebacks name the cell; `??` shows the source.
 """
@@ -34,8 +34,8 @@ def chapter_file(slug):
                        f"A deleted one comes back with git checkout notebooks/")
 
 
-def code_cells(path):
-    """(cell number from 1, nearest heading, source) of each importable code cell of a notebook."""
+def all_code_cells(path):
+    """(cell number from 1, nearest heading, source, tags) of each code cell of a notebook."""
     slug = path.stem[3:]
     try:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -46,27 +46,42 @@ def code_cells(path):
     for number, cell in enumerate(cells, 1):
         source = "".join(cell.get("source", ""))
         if cell.get("cell_type") == "markdown":
-            heading = next((line.lstrip("# ") for line in source.splitlines() if line.startswith("#")),
-                           heading)
+            heading = next(iter(re.findall(r"(?m)^#{1,6} +(.+?)\s*$", source)), heading)
         elif cell.get("cell_type") == "code":
-            if "no-import" not in cell.get("metadata", {}).get("tags", []):
-                yield number, heading, source
+            yield number, heading, source, cell.get("metadata", {}).get("tags", [])
+
+
+def code_cells(path):
+    """(cell number from 1, nearest heading, source) of each importable code cell of a notebook."""
+    return ((number, heading, source) for number, heading, source, tags in all_code_cells(path)
+            if "no-import" not in tags)
 
 
 def blank_magics(source):
     """The source with lines for IPython (%, !, ?) emptied, so that line numbers hold."""
-    if source.lstrip().startswith("%%"):
-        return "\n" * source.count("\n")
-    return re.sub(r"(?m)^\s*[%!].*$|^.*\?\s*$", lambda m: "" if not m[0].lstrip().startswith("#") else m[0],
-                  source)
+    first, _, rest = source.partition("\n")
+    if first.startswith("%%"):
+        python = first[2:].split() and first[2:].split()[0] in ("time", "timeit", "capture")
+        return "\n" + blank_magics(rest) if python else "\n" * source.count("\n")
+    try:
+        ast.parse(source)
+        return source                   # plain Python: a `?` or `%` in it belongs to it
+    except SyntaxError:
+        return re.sub(r"(?m)^\s*[%!].*$|^(?!\s*#).*\?\s*$", "", source)
 
 
 def definitions(tree):
     """The statements of a cell that importing it runs."""
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, KEEP) or any(isinstance(t, ast.Name) and t.id.isupper() for t in targets):
+        if isinstance(node, KEEP) or any(isinstance(t, ast.Name) and len(t.id) > 1 and t.id.isupper() for t in targets):
             yield node
+
+
+def broken(path, number, error):
+    """The error that says which cell stops a chapter, and the way back."""
+    return ChapterError(f"chapter {path.stem[3:]} stops at cell {number}: {type(error).__name__}: {error}; "
+                        f"mend the cell, or restore it with git checkout notebooks/{path.name}")
 
 
 class ChapterLoader(importlib.abc.Loader):
@@ -86,10 +101,10 @@ class ChapterLoader(importlib.abc.Loader):
             joined.append(source + "\n")
             try:
                 self.run(source, name, module, offset)
+            except ChapterError:        # of a chapter that this one imports: it already says which
+                raise
             except Exception as error:
-                raise ChapterError(
-                    f"chapter {self.path.stem[3:]} stops at cell {number}: {type(error).__name__}: {error}; "
-                    f"mend the cell, or restore it with git checkout notebooks/{self.path.name}") from error
+                raise broken(self.path, number, error) from error
         text = "".join(joined)
         linecache.cache[module.__file__] = (len(text), None, text.splitlines(keepends=True), module.__file__)
 

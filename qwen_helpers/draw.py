@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib import font_manager
 from matplotlib.figure import Figure
+from PIL import Image
 
 matplotlib.use("agg", force=False)
 COLOUR = dict(query="#0072B2", key="#E69F00", value="#F0E442", state="#CC79A7", drafted="#56B4E9",
@@ -36,7 +37,11 @@ class Picture:
         return out.getvalue()
 
     def png(self):
-        return self._bytes(format="png", dpi=90, metadata={"Software": None})
+        """A PNG of at most 256 colours: a third of the size, and no colour off by more than a shade."""
+        full = Image.open(io.BytesIO(self._bytes(format="png", dpi=90))).convert("RGB")
+        out = io.BytesIO()
+        full.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(out, "png", optimize=True)
+        return out.getvalue()
 
     def svg(self):
         return self._bytes(format="svg", metadata={"Date": None}).decode()
@@ -72,7 +77,7 @@ def styled(draw):
 
 
 @styled
-def lines(x, series, title, xlabel="", ylabel="", colours=None, log="", marks=None, points=False, height=3.2):
+def lines(x, series, title, xlabel="", ylabel="", colours=None, log="", marks=None, points=False, limits=None, height=3.2):
     """One line for each name -> values of `series`; `log` is "x", "y" or "xy"; `marks` name -> x draws a dotted line."""
     fig, ax = canvas(title, height)
     spare = iter([c for name, c in COLOUR.items() if name not in ("value", "pale")] * 2)
@@ -83,7 +88,7 @@ def lines(x, series, title, xlabel="", ylabel="", colours=None, log="", marks=No
         ax.axvline(at, color=COLOUR["plain"], ls=":", lw=1.5)
         ax.annotate(f" {name}", (at, 1), xycoords=("data", "axes fraction"), va="top", fontsize=11)
     ax.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if "x" in log else "linear",
-           yscale="log" if "y" in log else "linear")
+           yscale="log" if "y" in log else "linear", ylim=limits)
     if len(series) > 1 or next(iter(series)):
         ax.legend(fontsize=12)
     ends = "; ".join(f"{name} {numbers(v)[0]:.3g} to {numbers(v)[-1]:.3g}" for name, v in series.items())
@@ -91,7 +96,26 @@ def lines(x, series, title, xlabel="", ylabel="", colours=None, log="", marks=No
 
 
 @styled
-def bars(labels, values, title, xlabel="", colours=None, intervals=None, texts=None, marks=None, height=None):
+def dials(hands, names, title, colours=None):
+    """A row of clocks: `hands` name -> one angle a clock, in radians from the right, counter-clockwise."""
+    fig, ax = canvas(title, 0.75 + 0.95 * ((len(names) + 7) // 8))
+    for i, label in enumerate(names):
+        x, y = 2.5 * (i % 8), -3.0 * (i // 8)
+        ax.add_patch(matplotlib.patches.Circle((x, y), 1, fc="white", ec="#888888", lw=1.5))
+        ax.annotate(label, (x, y - 1.15), ha="center", va="top", fontsize=10)
+        for j, (name, angles) in enumerate(hands.items()):
+            turn, colour = numbers(angles)[i], (colours or {}).get(name) or COLOUR.get(name, list(COLOUR.values())[j])
+            ax.plot([x, x + 0.9 * np.cos(turn)], [y, y + 0.9 * np.sin(turn)], color=colour, lw=3.5,
+                    solid_capstyle="round", label=name if name and i == 0 else None)
+    ax.set(xlim=(-1.3, 18.8), ylim=(-2.2 - 3 * ((len(names) - 1) // 8), 1.2), aspect="equal")
+    ax.axis("off")
+    if any(hands):
+        fig.legend(loc="upper right", ncols=len(hands), fontsize=11, bbox_to_anchor=(1, 0.9))
+    return Picture(fig, f"{title}. Clocks: {', '.join(names)}")
+
+
+@styled
+def bars(labels, values, title, xlabel="", colours=None, intervals=None, texts=None, marks=None, limit=None, height=None):
     """Horizontal bars, the first on top. `intervals` are (low, high) pairs, `texts` stand at the bars' ends."""
     values = numbers(values)
     fig, ax = canvas(title, height or 0.7 + 0.42 * len(values))
@@ -110,13 +134,17 @@ def bars(labels, values, title, xlabel="", colours=None, intervals=None, texts=N
     ax.set_yticks(y, labels)
     ax.invert_yaxis()
     ax.set_xlabel(xlabel)
+    ax.set_xlim(right=limit)
     facts = "; ".join(f"{label} {value:.3g}" for label, value in zip(labels, values))
     return Picture(fig, f"{title}. Bars: {facts}")
 
 
 @styled
-def heat(matrices, title, x=None, y=None, xlabel="", ylabel="", names=None, limit=None, height=3.2):
-    """One or several matrices as colours, side by side: blue below zero, white zero, red above; one scale for all."""
+def heat(matrices, title, x=None, y=None, xlabel="", ylabel="", names=None, limit=None, height=3.2, digits=None):
+    """One or several matrices as colours, side by side: blue below zero, white zero, red above; one scale for all.
+
+    `digits` writes each number into its cell, with so many digits after the point.
+    """
     matrices = [numbers(m) for m in (matrices if isinstance(matrices, (list, tuple)) else [matrices])]
     limit = limit or max(np.abs(m).max() for m in matrices) or 1
     fig, axes = canvas(title, height, len(matrices))
@@ -126,20 +154,24 @@ def heat(matrices, title, x=None, y=None, xlabel="", ylabel="", names=None, limi
         ax.set_xlabel(xlabel)
         ax.set_ylabel(ylabel if i == 0 else "")
         ax.spines[:].set_visible(False)
+        for (row, column), value in np.ndenumerate(matrix) if digits is not None else ():
+            ax.text(column, row, f"{value:.{digits}f}", ha="center", va="center", fontsize=11,
+                    color="white" if abs(value) > 0.6 * limit else "black")
         if x is not None:
-            ax.set_xticks(range(len(x)), x, rotation=60 if max(map(len, map(str, x))) > 3 else 0, fontsize=10)
+            turn = dict(rotation=60, ha="right", rotation_mode="anchor") if max(map(len, map(str, x))) > 3 else {}
+            ax.set_xticks(range(len(x)), x, fontsize=10, **turn)
         if y is not None and i == 0:
-            ax.set_yticks(range(len(y)), y, fontsize=10)
+            ax.set_yticks(range(len(y)), y, fontsize=min(10, 62 * height / len(y)))
         elif i:
             ax.set_yticks([])
-    fig.colorbar(image, ax=axes, shrink=0.8)
+    low = -limit if min(m.min() for m in matrices) < 0 else 0
+    fig.colorbar(image, ax=axes, shrink=0.8).ax.set_ylim(low, limit)
     sizes = ", ".join(f"{m.shape[0]}×{m.shape[1]}" for m in matrices)
     return Picture(fig, f"{title}. {len(matrices)} map(s) of {sizes}, largest magnitude {limit:.3g}")
 
 
-@styled
-def tokens(texts, title="", colours=None, notes=None, per_row=60, height=None):
-    """Texts as boxes in reading order, `colours` a name of the palette for each, a small note under each."""
+def boxes(ax, texts, colours=None, notes=None, per_row=60):
+    """Texts as boxes on `ax` in reading order, wrapped; returns the number of rows."""
     rows, width = [[]], 0
     for i, text in enumerate(texts):
         shown = text.replace("\n", "↵").replace(" ", "␣")
@@ -149,17 +181,84 @@ def tokens(texts, title="", colours=None, notes=None, per_row=60, height=None):
             width = 0
         rows[-1].append((i, shown, width, wide))
         width += wide
-    fig, ax = canvas(title, height or 0.5 + 0.62 * len(rows))
     for r, row in enumerate(rows):
         for i, shown, left, wide in row:
             name = colours[i] if colours else "pale"
             ax.add_patch(matplotlib.patches.FancyBboxPatch(
                 (left, -r), wide - 0.5, 0.55, boxstyle="round,pad=0.02", fc=COLOUR.get(name, name), ec="#888888"))
-            dark = name in ("query", "accepted", "rejected", "plain")
-            ax.text(left + wide / 2 - 0.25, 0.27 - r, shown, ha="center", va="center", fontsize=12,
-                    family=STYLE["font.family"], color="white" if dark else "black")
+            ink = "white" if name in ("query", "accepted", "rejected", "plain") else "black"
+            ax.text(left + wide / 2 - 0.25, 0.27 - r, shown, ha="center", va="center", fontsize=12, color=ink)
             if notes:
                 ax.text(left + wide / 2 - 0.25, -0.2 - r, notes[i], ha="center", va="center", fontsize=9)
     ax.set(xlim=(-0.5, per_row), ylim=(-len(rows) + 0.6, 0.7))
     ax.axis("off")
+    return len(rows)
+
+
+@styled
+def tokens(texts, title="", colours=None, notes=None, per_row=60, height=None):
+    """Texts as boxes in reading order, `colours` a name of the palette for each, a small note under each."""
+    fig, ax = canvas(title)
+    rows = boxes(ax, texts, colours, notes, per_row)
+    fig.set_figheight(height or 0.5 + 0.62 * rows)
     return Picture(fig, f"{title}. Tokens: {' | '.join(texts)}")
+
+
+@styled
+def round_frame(rounds, i, pieces):
+    """Round i of a draft run: the text, what was drafted and verified, the caches, and the tally so far.
+
+    `pieces` turns token ids into a list of texts. Drafted tokens stand above what the model itself says there.
+    """
+    now, done = rounds[i], rounds[:i + 1]
+    drafts, hits = sum(len(r.drafted) for r in done), sum(r.accepted for r in done)
+    emitted, forwards = sum(len(r.kept) for r in done), i + 1 + sum(r.rolled_back for r in done)
+    if not now.drafted:
+        title = f"Round {i}: the prompt of {now.pos} tokens is read" if i == 0 else f"Round {i}: no room for a draft"
+    elif now.rolled_back:
+        title = f"Round {i}: {now.accepted} of {len(now.drafted)} drafted tokens right, the state is taken back"
+    else:
+        title = f"Round {i}: drafted right, {len(now.kept)} tokens from one forward"
+    tally = (f"accepted {hits} of {drafts}" + (f" ({hits / drafts:.0%})" if drafts else "")
+             + f"    {emitted} tokens from {forwards} forwards")
+    fig = Figure(figsize=(7.2, 4.2))
+    text, work, caches = (fig.add_axes(box) for box in ([0.01, 0.56, 0.98, 0.34], [0.01, 0.26, 0.98, 0.3],
+                                                        [0.15, 0.07, 0.84, 0.16]))
+    fig.suptitle(title, x=0.01, y=0.98, ha="left", fontsize=15)
+
+    past = pieces([token for r in done for token in r.kept])
+    colours = ["accepted" if n < r.accepted else "plain" if r is now else "pale" for r in done for n in range(len(r.kept))]
+    colours = [c if c != "accepted" or k >= len(past) - len(now.kept) else "#BFE5D8" for k, c in enumerate(colours)]
+    boxes(text, past[-36:], colours[-36:], per_row=66)
+    text.set_ylim(-2.6, 0.7)
+
+    right, wrong = COLOUR["accepted"], COLOUR["rejected"]
+    cells = [(0, "from", now.confirmed, "#888888")] if i else []
+    for n, token in enumerate(now.drafted):
+        cells.append((n + 1, "drafted", token, right if n < now.accepted else wrong))
+    for n, token in enumerate(now.verified):
+        cells.append((n + 1, "model", token, right if n < now.accepted else "#444444" if n < len(now.kept) else "#CCCCCC"))
+    for column, row, token, edge in cells:
+        shown = pieces([token])[0].replace("\n", "↵").replace(" ", "␣") or "half a character"
+        work.text(13 + 11 * column, 1 if row != "model" else 0, shown, ha="center", va="center", fontsize=13,
+                  color="#AAAAAA" if edge == "#CCCCCC" else "black",
+                  bbox=dict(boxstyle="round,pad=0.35", fc="white", ec=edge, lw=2.5))
+    work.text(0, 1, "draft" if i else "", va="center", fontsize=12)
+    work.text(0, 0, "the model", va="center", fontsize=12)
+    verdict = "✗  cut K/V, restore S, read again" if now.rolled_back else "✓  nothing to take back"
+    work.text(65, 1, verdict if now.drafted else "", ha="right", va="center", fontsize=12,
+              color=wrong if now.rolled_back else right)
+    work.text(65, -0.95, tally, ha="right", va="center", fontsize=12)
+    work.set(xlim=(-0.5, 66), ylim=(-1.3, 1.5))
+    work.axis("off")
+
+    cut = len(now.drafted) + 1 - len(now.kept)
+    caches.barh([1, 0], [now.pos, now.draft_pos], color=COLOUR["key"], height=0.65)
+    caches.barh([1], [cut], left=[now.pos], color="white", edgecolor=wrong, hatch="////", height=0.65, lw=0)
+    caches.set_yticks([1, 0], ["K/V, model", "K/V, head"], fontsize=12)
+    caches.set_xlim(0, rounds[-1].pos + 4)
+    caches.tick_params(axis="x", labelsize=11)
+    origin = f"S: the snapshot, then {len(now.kept)} read again" if now.rolled_back else "S: as the forward left it"
+    caches.text(0.995, 0.5, f"{origin}\n{now.pos} tokens in it", transform=caches.transAxes, ha="right", va="center",
+                fontsize=11, bbox=dict(boxstyle="round", fc="#F6E3EE", ec=COLOUR["state"], lw=1.5))
+    return Picture(fig, f"{title}. {tally}. Text: {''.join(past)}")

@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 
 TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
 REAL = "Qwen/Qwen3.5-0.8B"
-PREFIXES = ("model.language_model.", "model.")
+REAL_CONFIG = TINY.parent / "published" / "Qwen3.5-0.8B"        # its config.json alone: sizes without weights
+PREFIXES, VISION = ("model.language_model.", "model."), "model.visual."
 LAYER_TYPES = ("linear_attention", "full_attention")
 
 
@@ -55,18 +56,23 @@ def find_model():
     """The model folder to run: $QWEN_MODEL, else a downloaded Qwen3.5-0.8B, else the embedded data/tiny."""
     chosen = os.environ.get("QWEN_MODEL")
     if chosen:
-        if not (Path(chosen) / "config.json").is_file():
+        folder = Path(chosen).expanduser()
+        if not (folder / "config.json").is_file():
             raise CheckpointError(f"QWEN_MODEL={chosen} has no config.json: set it to a model folder, or unset it")
-        return Path(chosen)
+        return folder
     from huggingface_hub import try_to_load_from_cache
     cached = try_to_load_from_cache(REAL, "config.json")
-    return Path(cached).parent if isinstance(cached, str) else TINY
+    complete = isinstance(cached, str) and any(Path(cached).parent.glob("model*.safetensors"))
+    return Path(cached).parent if complete else TINY
 
 
 def read_json(path):
     """A JSON file of a model folder as a dict; CheckpointError if it is missing or broken."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is not an object")
+        return content
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: give the folder of a Qwen3.5 checkpoint") from None
     except ValueError as error:
@@ -77,7 +83,7 @@ def load_config(path):
     """Read `path`/config.json, nested (`text_config`) or flat, into a Config."""
     file = Path(path) / "config.json"
     top = read_json(file)
-    text = {**top, **top.get("text_config", {})}
+    text = {**top, **(top.get("text_config") or {})}
     text |= {"rope_theta": text.get("rope_theta"), "partial_rotary_factor": text.get("partial_rotary_factor")} | \
         (text.get("rope_parameters") or {})
     if not text.get("layer_types"):
@@ -94,7 +100,8 @@ def load_config(path):
                                   f"{' and '.join(LAYER_TYPES)}")
     if len(cfg.layer_types) != cfg.num_hidden_layers:
         raise CheckpointError(f"{file} names {len(cfg.layer_types)} layer_types for {cfg.num_hidden_layers} layers")
-    for key, wanted in (("hidden_act", "silu"), ("attn_output_gate", True), ("attention_bias", False)):
+    for key, wanted in (("hidden_act", "silu"), ("attn_output_gate", True), ("attention_bias", False),
+                        ("rope_type", "default")):
         if text.get(key, wanted) != wanted:
             raise CheckpointError(f"{file} says {key} = {text[key]!r}: this course builds only {wanted!r}")
     return cfg
@@ -142,16 +149,22 @@ def tensor_files(path):
         raise CheckpointError(f"there is no model folder {path}: download the model, or unset QWEN_MODEL to run data/tiny")
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
     if index.is_file():
-        files = {name: path / file for name, file in read_json(index)["weight_map"].items()}
-        for name, file in files.items():
-            if not file.is_file():
-                raise CheckpointError(f"{file} is missing (it holds {name}): download the model again")
-        return files
+        return {name: shard_file(index, name, file) for name, file in read_json(index).get("weight_map", {}).items()}
     if not single.is_file():
         raise CheckpointError(f"{path} has neither model.safetensors nor model.safetensors.index.json: "
                               f"download the model again")
     with open_tensors(single) as tensors:
         return dict.fromkeys(tensors.keys(), single)
+
+
+def shard_file(index, name, file):
+    """The shard that the index names for a tensor: a file that is there, and in the index's own folder."""
+    if not isinstance(file, str) or Path(file).name != file:
+        raise CheckpointError(f"{index} looks for {name} in {file!r}, which is no file name inside the model folder: "
+                              f"download the model again, from a source you trust")
+    if not (index.parent / file).is_file():
+        raise CheckpointError(f"{index.parent / file} is missing (it holds {name}): download the model again")
+    return index.parent / file
 
 
 def open_tensors(file):
@@ -164,7 +177,7 @@ def open_tensors(file):
 
 def count_vision(path):
     """How many vision tensors the checkpoint holds; the course leaves them alone."""
-    return sum(name.startswith("model.visual.") for name in tensor_files(path))
+    return sum(name.startswith(VISION) for name in tensor_files(path))
 
 
 def load_weights(path, part="model.", dtype=None):
@@ -177,7 +190,14 @@ def load_weights(path, part="model.", dtype=None):
     if part == "mtp." and not any(name.startswith(part) for name in files):
         raise CheckpointError(f"{path} has no mtp.* tensors, so there is no draft head to load: "
                               f"plain decoding works, drafting needs a checkpoint with them")
+    if part == "mtp." and cfg.mtp_num_hidden_layers != 1:
+        raise CheckpointError(f"{path} has a draft head of {cfg.mtp_num_hidden_layers} layers by its config.json "
+                              f"(mtp_num_hidden_layers): this course builds one of 1 layer; plain decoding works")
     names = {name: full_name(name, part, files, path) for name in expected_shapes(cfg, part)}
+    for full in sorted(set(files) - set(names.values())):
+        if full.startswith(part) and not full.startswith(VISION):
+            raise CheckpointError(f"{files[full]} holds {full}, which config.json has no place for: "
+                                  f"weights and config are of different models")
     opened = {file: open_tensors(file) for file in {files[full] for full in names.values()}}
     loaded = {}
     for name, shape in expected_shapes(cfg, part).items():

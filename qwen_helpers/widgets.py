@@ -63,3 +63,43 @@ def demo(picture, play=False, **knobs):
         W.jslink((button, "value"), (rows[0], "value"))
         rows.insert(0, button)
     return Demo([*rows, image, trouble], still)
+
+
+class Transcript(list):
+    """Messages of a chat, shown as a white card."""
+
+    def html(self, *more):
+        style = "white-space:pre-wrap; background:white; color:black; border:1px solid #888; padding:0 12px"
+        lines = (f"<p><b>{m['role']}</b>  {html.escape(m['content'])}</p>" for m in [*self, *more])
+        return f'<div style="{style}">{"".join(lines) or "<p>…</p>"}</div>'
+
+    def _repr_mimebundle_(self, **_):
+        return {"text/html": self.html(), "text/plain": "\n".join(f"{m['role']}: {m['content']}" for m in self)}, {}
+
+
+def chat_box(chat, *questions, **how):
+    """A transcript that grows while `chat.stream(messages, **how)` runs, over a line to type into; errors show in it.
+
+    `questions` are asked at once: they are the still.
+    """
+    said, page, line = Transcript(), W.HTML(), W.Text(placeholder="Ask something, then press Enter")
+    send, new = W.Button(description="Send"), W.Button(description="New chat")
+
+    def ask(question):
+        line.value, user = "", {"role": "user", "content": question}
+        try:
+            page.value = said.html(user)
+            for text in chat.stream([*said, user], **how):
+                page.value = said.html(user, answer := {"role": "assistant", "content": text})
+            said.extend([user, answer])
+        except Exception as error:
+            page.value = said.html(user, {"role": "error", "content": f"{type(error).__name__}: {error}"})
+
+    line.on_msg(lambda _, message, __: ask(line.value) if message.get("event") == "submit" else None)
+    send.on_click(lambda _: ask(line.value))
+    new.on_click(lambda _: (said.clear(), setattr(page, "value", said.html())))
+    for name, part in dict(page=page, line=line, send=send, new=new).items():
+        part.add_class(f"chat-{name}")
+    for question in questions:
+        ask(question)
+    return Demo([page, W.HBox([line, send, new])], said)

@@ -15,6 +15,16 @@ PITFALL = dict(vocab_size=29, hidden_size=24, intermediate_size=40, num_hidden_l
                rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25,
                                     mrope_section=[1, 0, 0], mrope_interleaved=True))
 
+REAL = dict(vocab_size=248320, hidden_size=1024, intermediate_size=3584, num_hidden_layers=24,     # Qwen3.5-0.8B
+            layer_types=PITFALL["layer_types"] * 6, full_attention_interval=4,
+            num_attention_heads=8, num_key_value_heads=2, head_dim=256,
+            linear_num_key_heads=16, linear_num_value_heads=16, linear_key_head_dim=128, linear_value_head_dim=128,
+            linear_conv_kernel_dim=4, rms_norm_eps=1e-6, tie_word_embeddings=True, max_position_embeddings=262144,
+            mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=False, hidden_act="silu", attn_output_gate=True,
+            mamba_ssm_dtype="float32",
+            rope_parameters=dict(rope_type="default", rope_theta=1e7, partial_rotary_factor=0.25,
+                                 mrope_section=[11, 11, 10], mrope_interleaved=True))
+
 
 def random_tensor(name, shape, draw):
     """A value of the kind that the tensor has in a trained checkpoint."""

@@ -1,0 +1,105 @@
+"""pyproject.toml, environment.yml and constraints.txt name the same packages; the notebooks import no others."""
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from qwen_helpers.chapters import NOTEBOOKS, all_code_cells, blank_magics
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPI_NAME = {"pytorch": "torch", "matplotlib-base": "matplotlib"}       # conda-forge name -> PyPI name
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NEEDED = {canonicalize_name(r.name): r.specifier for r in map(Requirement, PROJECT["dependencies"])}
+FOR_TESTS = {canonicalize_name(r.name): r.specifier
+             for r in map(Requirement, PROJECT["optional-dependencies"]["test"])}
+IMPORT_NAME = {"PIL": "pillow", "IPython": "ipython"}
+
+
+def conda():
+    """(name on PyPI -> bounds, list of pip lines) of environment.yml."""
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert environment["channels"] == ["conda-forge", "nodefaults"]
+    packages, pip = {}, []
+    for line in environment["dependencies"]:
+        if isinstance(line, dict):
+            pip += line["pip"]
+            continue
+        name, bounds = re.fullmatch(r"([\w.-]+)\s*(.*)", line).groups()
+        bounds = re.sub(r"^=([^=].*)$", r"==\1.*", bounds)              # conda's "=3.11" means 3.11.*
+        packages[canonicalize_name(PYPI_NAME.get(name, name))] = SpecifierSet(bounds)
+    return packages, pip
+
+
+def constraints():
+    """Package -> exact version."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {canonicalize_name(name): version for name, _, version in
+            (line.partition("==") for line in lines if line and not line.startswith("#"))}
+
+
+def test_conda_and_pip_ask_for_the_same():
+    packages, pip = conda()
+    python = packages.pop("python")
+    packages.pop("pip")                                                 # conda warns when `pip:` comes without it
+    assert packages == NEEDED
+    assert pip == ["-e ."]
+    assert SpecifierSet(PROJECT["requires-python"]).contains(str(python).removeprefix("==").removesuffix(".*"))
+
+
+@pytest.mark.parametrize("name", sorted(NEEDED | FOR_TESTS))
+def test_pinned_and_installed_versions_are_in_the_range(name):
+    bounds = (NEEDED | FOR_TESTS)[name]
+    assert bounds.contains(constraints()[name])
+    assert bounds.contains(importlib.metadata.version(name), prereleases=True)
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11) or not importlib.metadata.version("torch").endswith("+cpu"),
+                    reason="the pins were written on Python 3.11 with the CPU build of torch; others need more packages")
+def test_everything_installed_for_the_course_is_pinned():
+    pins, seen, waiting = constraints(), set(), list(NEEDED | FOR_TESTS)
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in seen or name == "setuptools":
+            continue
+        seen.add(name)
+        assert importlib.metadata.version(name).partition("+")[0] == pins.get(name), name
+        for line in importlib.metadata.requires(name) or []:
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                waiting.append(needed.name)
+
+
+def imports_of(source):
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.partition(".")[0]
+
+
+FILES = sorted(NOTEBOOKS.glob("*.ipynb")) + sorted((ROOT / "qwen_helpers").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.name for path in FILES])
+def test_only_declared_packages_are_imported(path):
+    if path.suffix == ".py":
+        sources = [path.read_text(encoding="utf-8")]
+    else:
+        sources = [blank_magics(source) for _, _, source, _ in all_code_cells(path)]
+    found = {name for source in sources for name in imports_of(source)} - sys.stdlib_module_names
+    found = {canonicalize_name(IMPORT_NAME.get(name, name)) for name in found - {"qwen_helpers", "chapters"}}
+    assert found <= NEEDED.keys() | {"ipython"}
+
+
+def test_package_data_is_declared():
+    assert list((ROOT / "qwen_helpers" / "fonts").iterdir())
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"] == \
+        {"qwen_helpers": ["fonts/*"]}
