@@ -1,7 +1,9 @@
 """Train the embedded model: next-token loss, plus the draft head's loss as the auxiliary task that MTP is.
 
 The model is the one of the notebooks, in its chunked form. A run writes checkpoints (safetensors) into
-`--out` and resumes from them; when its tokens are used up it writes the model folder `--model`.
+`--out` and resumes from them. When its tokens are used up, the head alone goes on for a little: the model is
+frozen and the head learns its distribution instead of the text, as EAGLE's head does (arXiv 2401.15077).
+Then the model folder `--model` is written.
 
     python data/recipe/train.py --corpus build/corpus --out build/train --model data/tiny --tokens 12e6
 """
@@ -26,6 +28,7 @@ CONFIG = Path(__file__).with_name("config.json")
 BATCH, T, CHUNK = 16, 256, 32
 MUON_LR, ADAM_LR, WARMUP, DECAY = 0.02, 3e-3, 100, 0.6        # warm-up in steps, decay as a share of all tokens
 MTP_WEIGHT = 0.3
+ALIGN_LR, ALIGN_FROM = 0.3, 10**6          # share of the full rates; a step that shuffles the stream anew
 
 
 class Trainee(torch.nn.Module):
@@ -58,8 +61,9 @@ def in_fp32(C, *tensors):
 
 def optimizers(trainee):
     """Muon for the matrices of the layers, AdamW for the rest."""
-    matrices = [p for name, p in trainee.named_parameters() if p.ndim == 2 and "embed_tokens" not in name]
-    rest = [p for p in trainee.parameters() if all(p is not m for m in matrices)]
+    named = dict(trainee.named_parameters())
+    matrices = [p for name, p in named.items() if p.ndim == 2 and "embed_tokens" not in name]
+    rest = [p for name, p in named.items() if p.ndim != 2 or "embed_tokens" in name]
     return [torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.01, adjust_lr_fn="original"),
             torch.optim.AdamW(rest, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0)]
 
@@ -108,6 +112,28 @@ def resume(out, trainee, optims):
         return int(opened.metadata()["step"])
 
 
+def align(trainee, tokens, steps):
+    """Teach the head to agree with the frozen model: its target is the model's own distribution."""
+    trainee.model.requires_grad_(False)
+    optims = optimizers(trainee.mtp)
+    for step, ids in zip(range(steps), batches(tokens, ALIGN_FROM)):
+        for optim, full in zip(optims, (ALIGN_LR * MUON_LR, ALIGN_LR * ADAM_LR)):
+            optim.param_groups[0]["lr"] = full * (1 - step / steps)
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = trainee.model.hidden(ids[:, :-1])
+            target = trainee.model.lm_head(hidden[:, 1:]).float().softmax(-1)
+            guess = trainee.mtp(trainee.model.embed_tokens(ids[:, 1:-1]), hidden[:, :-1], 0)
+            logits = trainee.model.lm_head(guess).float()
+            loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(0, 1))
+        loss.backward()
+        for optim in optims:
+            optim.step()
+            optim.zero_grad()
+        if step % 10 == 9:
+            agree = (logits.argmax(-1) == target.argmax(-1)).float().mean().item()
+            print(json.dumps(dict(align=step + 1, loss=round(loss.item(), 4), agree=round(agree, 4))), flush=True)
+
+
 def export(trainee, folder):
     """Write the model folder's tensors in bf16, under the names of the real checkpoint."""
     tensors = {"model.language_model." + name: p for name, p in trainee.model.named_parameters()}
@@ -123,6 +149,7 @@ def main():
     parser.add_argument("--out", type=Path, default=Path("build/train"))
     parser.add_argument("--model", type=Path, default=Path("data/tiny"))
     parser.add_argument("--tokens", type=float, default=12e6, help="how many tokens to train on")
+    parser.add_argument("--align", type=int, default=300, help="steps for the head alone at the end")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -151,6 +178,7 @@ def main():
                 log.write(json.dumps(entry) + "\n")
         if step % 100 == 99 or step == steps - 1:
             save(args.out, step + 1, trainee, optims)
+    align(trainee, tokens, args.align)
     args.model.mkdir(parents=True, exist_ok=True)
     export(trainee, args.model)
 
