@@ -38,7 +38,7 @@ def all_code_cells(path):
     """(cell number from 1, nearest heading, source, tags) of each code cell of a notebook."""
     slug = path.stem[3:]
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        cells = json.loads(path.read_text(encoding="utf-8-sig"))["cells"]
     except (ValueError, KeyError, TypeError) as error:
         raise ChapterError(f"chapter {slug} is not a readable notebook ({error}); "
                            f"restore it with git checkout notebooks/{path.name}") from None
@@ -48,7 +48,7 @@ def all_code_cells(path):
         if cell.get("cell_type") == "markdown":
             heading = next(iter(re.findall(r"(?m)^#{1,6} +(.+?)\s*$", source)), heading)
         elif cell.get("cell_type") == "code":
-            yield number, heading, source, cell.get("metadata", {}).get("tags", [])
+            yield number, heading, source, cell.get("metadata", {}).get("tags") or []
 
 
 def code_cells(path):
@@ -94,11 +94,11 @@ class ChapterLoader(importlib.abc.Loader):
         module.__file__ = str(self.path)
         joined = []                     # all cells in one text: what inspect reads for a class
         for number, heading, source in code_cells(self.path):
-            source = blank_magics(source)
+            source = blank_magics(source) + "\n"
             name = f'{self.path.name}, cell {number}, "{heading}"'
             linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
             offset = sum(text.count("\n") for text in joined)
-            joined.append(source + "\n")
+            joined.append(source)
             try:
                 self.run(source, name, module, offset)
             except ChapterError:        # of a chapter that this one imports: it already says which

@@ -98,7 +98,7 @@ def lines(x, series, title, xlabel="", ylabel="", colours=None, log="", marks=No
 @styled
 def dials(hands, names, title, colours=None):
     """A row of clocks: `hands` name -> one angle a clock, in radians from the right, counter-clockwise."""
-    fig, ax = canvas(title, 0.75 + 0.95 * ((len(names) + 7) // 8))
+    fig, ax = canvas(title, 0.75 + 0.3 * any(hands) + 0.95 * ((len(names) + 7) // 8))
     for i, label in enumerate(names):
         x, y = 2.5 * (i % 8), -3.0 * (i // 8)
         ax.add_patch(matplotlib.patches.Circle((x, y), 1, fc="white", ec="#888888", lw=1.5))
@@ -107,7 +107,7 @@ def dials(hands, names, title, colours=None):
             turn, colour = numbers(angles)[i], (colours or {}).get(name) or COLOUR.get(name, list(COLOUR.values())[j])
             ax.plot([x, x + 0.9 * np.cos(turn)], [y, y + 0.9 * np.sin(turn)], color=colour, lw=3.5,
                     solid_capstyle="round", label=name if name and i == 0 else None)
-    ax.set(xlim=(-1.3, 18.8), ylim=(-2.2 - 3 * ((len(names) - 1) // 8), 1.2), aspect="equal")
+    ax.set(xlim=(-1.3, 18.8), ylim=(-2.2 - 3 * ((len(names) - 1) // 8), 1.2 + any(hands)), aspect="equal")
     ax.axis("off")
     if any(hands):
         fig.legend(loc="upper right", ncols=len(hands), fontsize=11, bbox_to_anchor=(1, 0.9))
@@ -155,7 +155,7 @@ def heat(matrices, title, x=None, y=None, xlabel="", ylabel="", names=None, limi
         ax.set_ylabel(ylabel if i == 0 else "")
         ax.spines[:].set_visible(False)
         for (row, column), value in np.ndenumerate(matrix) if digits is not None else ():
-            ax.text(column, row, f"{value:.{digits}f}", ha="center", va="center", fontsize=11,
+            ax.text(column, row, f"{round(value, digits) + 0:.{digits}f}", ha="center", va="center", fontsize=11,
                     color="white" if abs(value) > 0.6 * limit else "black")
         if x is not None:
             turn = dict(rotation=60, ha="right", rotation_mode="anchor") if max(map(len, map(str, x))) > 3 else {}

@@ -74,18 +74,16 @@ def run(nb, path, timeout=300, model=weights.TINY):
     return nb
 
 
-def digest(*parts):
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
 @lru_cache
-def file_digest(file, _changed):
+def file_hash(file, _changed):
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def files_digest(files):
-    return digest(*(f"{file.relative_to(ROOT)} {file_digest(file, file.stat().st_mtime_ns)}"
-                    for file in sorted(files) if file.is_file()))
+def hash_of(parts):
+    """One hash of texts, or of files and their names."""
+    parts = [part if isinstance(part, str) else f"{part.relative_to(ROOT)} {file_hash(part, part.stat().st_mtime_ns)}"
+             for part in parts]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def definition_text(path):
@@ -93,12 +91,11 @@ def definition_text(path):
     for number, _, source in chapters.code_cells(path):
         source = chapters.blank_magics(source)
         try:
-            tree = ast.parse(source)
+            for node in chapters.definitions(ast.parse(source)):
+                first = min(part.lineno for part in [node, *getattr(node, "decorator_list", [])])
+                yield "\n".join(source.splitlines()[first - 1:node.end_lineno])
         except SyntaxError as error:
             raise chapters.broken(path, number, error) from None
-        for node in chapters.definitions(tree):
-            first = min(part.lineno for part in [node, *getattr(node, "decorator_list", [])])
-            yield "\n".join(source.splitlines()[first - 1:node.end_lineno])
 
 
 def imported(text, found):
@@ -115,11 +112,11 @@ def stamp(path):
     """Hashes of all that a notebook's outputs depend on: its code, the chapters it imports, helpers, data."""
     cells = list(chapters.all_code_cells(path))
     others = imported("\n".join(source for _, _, source, _ in cells), {})
-    helpers = set((ROOT / "qwen_helpers").glob("*.py")) - {ROOT / f"qwen_helpers/{x}.py" for x in ("refresh", "demo")}
-    data = [file for part in ("tiny", "prompts", "published") for file in (ROOT / "data" / part).rglob("*")]
-    return {"code": digest(*(f"{sorted(tags)} {source}" for _, _, source, tags in cells)),
-            "chapters": digest(*(f"{file.name} {text}" for file, text in sorted(others.items()))),
-            "helpers": files_digest(helpers), "data": files_digest(data)}
+    helpers = (f for f in (ROOT / "qwen_helpers").glob("*.py") if f.stem not in ("refresh", "demo"))
+    data = (f for part in ("tiny", "prompts", "published") for f in (ROOT / "data" / part).rglob("*") if f.is_file())
+    return {"code": hash_of(f"{sorted(tags)} {source}" for _, _, source, tags in cells),
+            "chapters": hash_of(f"{file.name} {text}" for file, text in sorted(others.items())),
+            "helpers": hash_of(sorted(helpers)), "data": hash_of(sorted(data))}
 
 
 def stale(path):
@@ -171,8 +168,8 @@ def normalise(nb, old=None, keep_timings=False):
         count += bool(cell.source.strip())
         cell.execution_count, cell.outputs = count if cell.source.strip() else None, clean(cell.outputs)
         before = old.cells[i].outputs if old else []
-        if [(o.output_type, set(o.get("data", {}))) for o in before] == \
-                [(o.output_type, set(o.get("data", {}))) for o in cell.outputs]:
+        kinds, new_kinds = ([(o.output_type, set(o.get("data", {}))) for o in outs] for outs in (before, cell.outputs))
+        if kinds == new_kinds:
             timed = keep_timings and "timing" in cell.metadata.get("tags", [])
             cell.outputs = [a if timed or look(a) == look(b) else b for a, b in zip(before, cell.outputs)]
         for output in cell.outputs:
@@ -183,14 +180,14 @@ def normalise(nb, old=None, keep_timings=False):
 
 def refresh(path, timeout=300):
     """Run one notebook and save it. Returns what happened; on RefreshError the file is as it was."""
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     old, nb, now = nbformat.reads(text, as_version=4), nbformat.reads(text, as_version=4), stamp(path)
     run(nb, path, timeout)
     saved = old.metadata.get("stamp", {})
     # Timings stay while what they measure is the same: else each refresh would rewrite them.
     normalise(nb, old, keep_timings=all(saved.get(part) == now[part] for part in ("code", "chapters", "data")))
     nb.metadata["stamp"] = now
-    if path.read_text(encoding="utf-8") != text:
+    if path.read_text(encoding="utf-8-sig") != text:
         raise RefreshError(f"{path.name} was edited while it ran and is left as it is: refresh it again")
     written = nbformat.writes(nb) + "\n"
     if written == text:

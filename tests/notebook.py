@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import pytest
 
-from qwen_helpers.chapters import NOTEBOOKS, blank_magics
+from qwen_helpers.chapters import NOTEBOOKS, blank_magics, definitions
 
 PATHS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
@@ -48,9 +48,9 @@ def shown_text(output):
 
 def defined(source, where="<cell>"):
     """Names that a cell gives to those who import it: functions, classes, methods added later, CAPITALS."""
-    for node in ast.parse(blank_magics(source), where).body:
+    for node in definitions(ast.parse(blank_magics(source), where)):
         if isinstance(node, ast.Assign):
-            yield from (target.id for target in node.targets if isinstance(target, ast.Name) and target.id.isupper())
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             owners = [call.args[0].id for call in node.decorator_list
                       if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "method_of"]

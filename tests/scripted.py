@@ -95,3 +95,11 @@ def play(world, bits, count, budget=40, stop=(), undo=rollback, drafter=Scripted
                            undo=undo):
         emitted += done.kept
         yield done, emitted, state, drafter
+
+
+def cut_only(state, saved):
+    """The trap, as an `undo`: keys and values are cut, S and the conv window stay."""
+    for layer, part in zip(state.layers, saved[1]):
+        if isinstance(layer, AttentionState):
+            layer.restore(part)
+    state.pos = saved[0]

@@ -13,8 +13,7 @@ from chapters.mtp import MTP, generate_mtp, keep, mtp_rounds
 from chapters.sample import generate, stream
 from checkpoints import PITFALL, write_checkpoint
 from qwen_helpers.cache import State, rollback
-from scripted import CLOSE, MIX, RIGHT, WRONG, Scripted, World, play
-from test_mtp_rollback import cut_only
+from scripted import CLOSE, MIX, RIGHT, WRONG, Scripted, World, cut_only, play
 
 NEAR = 1e-3             # logits this close may change places in fp32
 SHAPES = {

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chapters.mtp import mtp_rounds
-from qwen_helpers.cache import AttentionState, State, rollback, snapshot
-from scripted import CLOSE, MIX, RIGHT, WRONG, World, apart, play, remembered
+from qwen_helpers.cache import DeltaState, State, rollback, snapshot
+from scripted import CLOSE, MIX, RIGHT, WRONG, World, apart, cut_only, play, remembered
 
 COUNTS = [1, 2, 3, 4]
 
@@ -18,27 +18,15 @@ def world(tmp_path_factory):
     return World(tmp_path_factory.mktemp("rollback"))
 
 
-def cut_only(state, saved):
-    """The trap: keys and values are cut, S and the window stay."""
-    for layer, part in zip(state.layers, saved[1]):
-        if isinstance(layer, AttentionState):
-            layer.restore(part)
-    state.pos = saved[0]
-
-
-def window_forgotten(state, saved):
-    windows = [getattr(layer, "conv", None) for layer in state.layers]
-    windows = [window if window is None else window.clone() for window in windows]
-    rollback(state, saved)
-    for layer, window in zip(state.layers, windows):
-        layer.conv = window
-
-
-def s_forgotten(state, saved):
-    memories = [layer.S.clone() if hasattr(layer, "S") else None for layer in state.layers]
-    rollback(state, saved)
-    for layer, S in zip(state.layers, memories):
-        layer.S = S
+def forgetting(part):
+    """A rollback that brings back everything but S, or everything but the conv window."""
+    def undo(state, saved):
+        delta = [layer for layer in state.layers if isinstance(layer, DeltaState)]
+        left = [getattr(layer, part).clone() for layer in delta]
+        rollback(state, saved)
+        for layer, value in zip(delta, left):
+            setattr(layer, part, value)
+    return undo
 
 
 def after_first_reject(world, undo):
@@ -66,7 +54,7 @@ def test_kind_01_rejected_tokens_leave_no_trace_in_S(world, bits, count):
 
 
 def test_kind_01_control_S_not_restored(world):
-    assert after_first_reject(world, s_forgotten)["S"] > 1e-3
+    assert after_first_reject(world, forgetting("S"))["S"] > 1e-3
     *_, (_, emitted, _, _) = play(world, WRONG, 2, undo=cut_only)
     assert emitted != world.text[:40]
 
@@ -82,15 +70,19 @@ def test_kind_02_the_conv_window_is_that_of_the_accepted_text(world, count, acce
 
 
 def test_kind_02_control_window_forgotten(world):
-    assert after_first_reject(world, window_forgotten)["window"] > 1e-3
+    assert after_first_reject(world, forgetting("conv"))["window"] > 1e-3
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_kind_03_nothing_accepted_is_the_moment_before_the_drafts(world, count):
     """Accepted = 0 indexes slot -1, which in Python is the last and most wrong state."""
     seen = []
-    rounds = play(world, WRONG, count, undo=lambda state, saved: seen.append((rollback(state, saved),
-                                                                              remembered(state))[1]))
+
+    def watched(state, saved):
+        rollback(state, saved)
+        seen.append(remembered(state))
+
+    rounds = play(world, WRONG, count, undo=watched)
     next(rounds)
     done, emitted, state, _ = next(rounds)
     assert done.accepted == 0 and done.rolled_back

@@ -1,0 +1,107 @@
+"""No shape comment lies: every notebook is run with `# (B, H, T, K)` comments as checks."""
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from notebook import PATHS, each_notebook
+from qwen_helpers.chapters import NOTEBOOKS
+from qwen_helpers.weights import TINY
+from shapes import sizes
+
+
+def run(path):
+    """What tests/shapes.py says about a notebook, run in a process of its own as a kernel would."""
+    done = subprocess.run([sys.executable, Path(__file__).with_name("shapes.py"), path], cwd=NOTEBOOKS, text=True,
+                          env=os.environ | {"QWEN_MODEL": str(TINY), "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"},
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def reports():
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(PATHS, pool.map(run, PATHS)))
+
+
+@each_notebook
+def test_shape_comments_are_true(path, reports):
+    assert reports[path]["stopped"] == ""
+    assert reports[path]["lies"] == {}
+
+
+def test_every_shape_comment_was_checked(reports):
+    found, ran = (set().union(*(report[part] for report in reports.values())) for part in ("found", "ran"))
+    assert sorted(found - ran) == []
+
+
+def test_most_chapters_have_some(reports):
+    assert sum(bool(report["found"]) for report in reports.values()) >= 0.7 * len(reports)
+
+
+@pytest.mark.parametrize("comment, groups", [
+    ("# (B, T, D)", 1), ("#   (T,)", 1), ("# (T)", 1), ("# (4, 3)", 1), ("# (B, 2*H*K)", 1), ("# (B, T), (B, T, D)", 2),
+    ("# (..., D)", 1), ("# (T, H·K)", 1), ("# (H, channels)", 1),
+    ("# (B, T, D) of the first row", 0), ("# (why not?)", 0), ("# (unused)", 0), ("# equation (3)", 0), ("# f(x)", 0)])
+def test_what_counts_as_a_shape_comment(comment, groups):
+    assert len(sizes(comment) or []) == groups
+
+
+TRUE = '''
+import torch
+x = torch.zeros(2, 5, 8)                      # (B, T, D)
+y = x.mT                                      # (B, D, T)
+a, b = x[0], x[1]                             # (T, D)
+a, b = x[0], x[1, :, 0]                       # (T, D), (T)
+for i in range(3):
+    row = torch.zeros(i)                      # (N,)
+class Layer:
+    def __init__(self):
+        self.K = 4
+        self.weight = torch.zeros(8, 4)       # (8, K)
+    def heads(self, x):
+        """Split."""
+        B, T, D = x.shape
+        x = x.view(B, T, D // self.K, self.K)     # (B, T, H, K)
+        return x.flatten(2)                   # (B, T, H*K)
+Layer().heads(x)                              # (2, 5, 8)
+for T in (3, 4):
+    Layer().heads(torch.zeros(1, T, 12))      # (..., T, 12)
+'''
+LIES = ["x = torch.zeros(2, 5)                # (B, T, D)", "x = torch.zeros(2, 5)    # (2, 4)",
+        "x = torch.zeros(2, 5)                # (T, T)", "x = 3                    # (T,)",
+        "x = torch.zeros(2, 5)  # (A, B)\ny = x.mT  # (A, B)", "a, b = torch.zeros(2), torch.zeros(3)  # (T)",
+        "T = 3\nx = torch.zeros(4)  # (T)", "x = torch.zeros(2, 5)  # (A, B)\ny = x.flatten()  # (A * B + 1)",
+        "def f(x):\n    T = len(x)\n    x = x[1:]  # (T)\n    return x\nf(torch.zeros(3))",
+        "def f(x):\n    '''Doc.'''\n    return x.mT  # (4, 3)\nf(torch.zeros(4, 3))",
+        "class A:\n    def f(self, x):\n        self.K = 3\n        self.x = x  # (K)\nA().f(torch.zeros(2))"]
+
+
+def notebook(folder, *sources):
+    """A notebook file of code cells."""
+    cells = [{"cell_type": "code", "metadata": {}, "source": source, "outputs": []} for source in sources]
+    path = folder / "99_toy.ipynb"
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    return path
+
+
+def test_lies_are_caught(tmp_path):
+    report = run(notebook(tmp_path, "import torch", *LIES))
+    assert report["stopped"] == ""
+    cells = [int(where.split("cell ")[1].split(":")[0]) for where in report["lies"]]
+    assert sorted(cells) == list(range(2, 2 + len(LIES)))
+
+
+def test_true_comments_pass_and_idle_ones_are_known(tmp_path):
+    report = run(notebook(tmp_path, TRUE, "def never():\n    x = torch.zeros(3)  # (T)"))
+    assert report["lies"] == {} and report["stopped"] == ""
+    assert [where for where in report["found"] if where not in report["ran"]] == ["99_toy, cell 2:2"]
+
+
+def test_the_cell_that_stops_a_notebook_is_named(tmp_path):
+    assert run(notebook(tmp_path, "x = 1", "x / 0"))["stopped"] == 'cell 2, "": ZeroDivisionError: division by zero'
