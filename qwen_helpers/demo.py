@@ -13,6 +13,7 @@ from matplotlib.mathtext import math_to_image
 from nbconvert.exporters import HTMLExporter
 
 from .chapters import ChapterError, chapter_file
+from .machine import model_name
 from .refresh import ROOT, RefreshError, normalise, run
 from .weights import CheckpointError, find_model
 
@@ -31,7 +32,7 @@ def formula(found):
         return found[0]
     out = io.BytesIO()
     try:
-        depth = math_to_image(f"${' '.join(tex.split())}$", out, dpi=72, format="svg", prop=FontProperties(size=12))
+        depth = math_to_image(f"${' '.join(tex.split())}$", out, dpi=72, format="svg", prop=FontProperties(size=11))
     except ValueError:
         return found[0]
     image = (f'<img alt="{html.escape(tex)}" style="vertical-align:-{depth:.1f}pt" '
@@ -54,7 +55,7 @@ def main(slug="mtp", out=ROOT / "build" / "demo"):
     start = time.monotonic()
     try:
         path, model = chapter_file(slug), find_model()
-        print(f"Running {path.name} on {model} ...", flush=True)
+        print(f"Running {path.name} on {model_name(model)} ...", flush=True)
         nb = normalise(run(nbformat.read(path, as_version=4), path, model=model))
     except (ChapterError, CheckpointError, RefreshError) as error:
         sys.exit(str(error))

@@ -82,10 +82,13 @@ def chat_box(chat, *questions, **how):
 
     `questions` are asked at once: they are the still.
     """
-    said, page, line = Transcript(), W.HTML(), W.Text(placeholder="Ask something, then press Enter")
+    said, line = Transcript(), W.Text(placeholder="Ask something, then press Enter", layout=W.Layout(width="60%"))
+    page = W.HTML(said.html())
     send, new = W.Button(description="Send"), W.Button(description="New chat")
 
     def ask(question):
+        if not question.strip():
+            return
         line.value, user = "", {"role": "user", "content": question}
         try:
             page.value = said.html(user)

@@ -174,3 +174,12 @@ def test_drawings(path):
     assert "<script" not in text and "href=" not in text
     assert not re.search(r"(?:url\(|src=)[\"']?\w+:", text)
     assert min(map(float, re.findall(r"font-size[:=]\"?([\d.]+)", text))) >= 16
+
+
+def test_readme_lists_every_chapter_with_its_question():
+    readme = (NOTEBOOKS.parent / "README.md").read_text(encoding="utf-8")
+    for path in PATHS:
+        title = next(cells(path, "markdown"))[1].splitlines()[0].removeprefix("# ").strip()
+        assert f"| {path.stem[:2]} | [{path.stem[3:]}](notebooks/{path.name}) | {title} |" in readme
+    for _, target in re.findall(r"\[([^\]]*)\]\(([^):]+)\)", readme):
+        assert (NOTEBOOKS.parent / target).exists(), target

@@ -2,9 +2,9 @@
 
     python data/recipe/evaluate.py --corpus build/corpus --model data/tiny
 
-By text type, over windows of 256 tokens: the loss (nats a token), how often the likeliest token was the true
-one, and the agreement of the draft head with the model, which is the acceptance of one greedy draft when the
-text is forced upon both.
+By text type, over windows of 256 held-out tokens: the loss (nats a token), how often the likeliest token was the
+true one, and the agreement of the draft head with the model on that text. Then the model writes by itself, 60
+greedy tokens after each of data/prompts: the acceptance of its drafts, loops left out, and how many texts loop.
 """
 import argparse
 import re
@@ -15,14 +15,15 @@ import torch
 import torch.nn.functional as F
 
 import qwen_helpers  # noqa: F401  (makes `chapters.*` importable)
+from chapters.chat import Chat
 from chapters.model import Model
-from chapters.mtp import MTP
+from chapters.mtp import MTP, load_prompts, loop_start, measure, tally
 
 T = 256
 
 
 @torch.no_grad()
-def measure(model, mtp, tokens, windows):
+def on_text(model, mtp, tokens, windows):
     """(loss, share of true tokens guessed, agreement of the head, tokens) over the first windows of a type."""
     count = min(windows, (len(tokens) - 1) // T)
     ids = torch.from_numpy(np.stack([tokens[i * T:i * T + T + 1] for i in range(count)]).astype("int64"))
@@ -45,10 +46,16 @@ def main():
     args = parser.parse_args()
     model = Model.from_pretrained(args.model)
     mtp = MTP.from_pretrained(model.cfg, args.model)
-    rows = ["| type | held-out tokens | loss | true token guessed | head agrees |", "|---|---|---|---|---|"]
+    chat, prompts = Chat(model, args.model), load_prompts(args.model)
+    rows = ["| type | held-out tokens | loss | true token guessed | head agrees | accepted while writing | texts that loop |",
+            "|---|---|---|---|---|---|---|"]
     for kind, tokens in np.load(args.corpus / "heldout.npz").items():
-        loss, right, agree, count = measure(model, mtp, tokens, args.windows)
-        rows.append(f"| `{kind}` | {count:,} | {loss:.2f} | {right:.0%} | {agree:.0%} |")
+        loss, right, agree, count = on_text(model, mtp, tokens, args.windows)
+        runs = [measure(model, mtp, chat, entry, 60) for entry in prompts if entry["type"] == kind]
+        rounds, hits = tally(runs)
+        loops = sum(loop_start(run.plain) < len(run.plain) for run in runs)
+        rows.append(f"| `{kind}` | {count:,} | {loss:.2f} | {right:.0%} | {agree:.0%} "
+                    f"| {hits} of {rounds} ({hits / max(1, rounds):.0%}) | {loops} of {len(runs)} |")
     print("\n".join(rows))
     card = args.model / "README.md"
     table = "<!-- evaluate.py -->\n" + "\n".join(rows) + "\n<!-- end -->"
