@@ -21,6 +21,7 @@ tiny: .venv/ready
 	$(PY) data/recipe/corpus.py --out build/corpus
 	$(PY) data/recipe/tokenizer.py --corpus build/corpus --out data/tiny
 	$(PY) data/recipe/train.py --corpus build/corpus --out build/train --model data/tiny
+	$(PY) data/recipe/evaluate.py --corpus build/corpus --model data/tiny
 
 # The set-up: done again only when the packages asked for have changed.
 .venv/ready: pyproject.toml constraints.txt

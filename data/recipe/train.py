@@ -1,11 +1,9 @@
 """Train the embedded model: next-token loss, plus the draft head's loss as the auxiliary task that MTP is.
 
 The model is the one of the notebooks, in its chunked form. A run writes checkpoints (safetensors) into
-`--out` and resumes from them. When its tokens are used up, the head alone goes on for a little: the model is
-frozen and the head learns its distribution instead of the text, as EAGLE's head does (arXiv 2401.15077).
-Then the model folder `--model` is written.
+`--out` and resumes from them; when its tokens are used up it writes the model folder `--model`.
 
-    python data/recipe/train.py --corpus build/corpus --out build/train --model data/tiny --tokens 12e6
+    python data/recipe/train.py --corpus build/corpus --out build/train --model data/tiny --tokens 9e6
 """
 import argparse
 import json
@@ -28,7 +26,6 @@ CONFIG = Path(__file__).with_name("config.json")
 BATCH, T, CHUNK = 16, 256, 32
 MUON_LR, ADAM_LR, WARMUP, DECAY = 0.02, 3e-3, 100, 0.6        # warm-up in steps, decay as a share of all tokens
 MTP_WEIGHT = 0.3
-ALIGN_LR, ALIGN_FROM = 0.3, 10**6          # share of the full rates; a step that shuffles the stream anew
 
 
 class Trainee(torch.nn.Module):
@@ -112,28 +109,6 @@ def resume(out, trainee, optims):
         return int(opened.metadata()["step"])
 
 
-def align(trainee, tokens, steps):
-    """Teach the head to agree with the frozen model: its target is the model's own distribution."""
-    trainee.model.requires_grad_(False)
-    optims = optimizers(trainee.mtp)
-    for step, ids in zip(range(steps), batches(tokens, ALIGN_FROM)):
-        for optim, full in zip(optims, (ALIGN_LR * MUON_LR, ALIGN_LR * ADAM_LR)):
-            optim.param_groups[0]["lr"] = full * (1 - step / steps)
-        with torch.autocast("cpu", torch.bfloat16):
-            hidden = trainee.model.hidden(ids[:, :-1])
-            target = trainee.model.lm_head(hidden[:, 1:]).float().softmax(-1)
-            guess = trainee.mtp(trainee.model.embed_tokens(ids[:, 1:-1]), hidden[:, :-1], 0)
-            logits = trainee.model.lm_head(guess).float()
-            loss = F.cross_entropy(logits.flatten(0, 1), target.flatten(0, 1))
-        loss.backward()
-        for optim in optims:
-            optim.step()
-            optim.zero_grad()
-        if step % 10 == 9:
-            agree = (logits.argmax(-1) == target.argmax(-1)).float().mean().item()
-            print(json.dumps(dict(align=step + 1, loss=round(loss.item(), 4), agree=round(agree, 4))), flush=True)
-
-
 def export(trainee, folder):
     """Write the model folder's tensors in bf16, under the names of the real checkpoint."""
     tensors = {"model.language_model." + name: p for name, p in trainee.model.named_parameters()}
@@ -148,8 +123,7 @@ def main():
     parser.add_argument("--corpus", type=Path, default=Path("build/corpus"))
     parser.add_argument("--out", type=Path, default=Path("build/train"))
     parser.add_argument("--model", type=Path, default=Path("data/tiny"))
-    parser.add_argument("--tokens", type=float, default=12e6, help="how many tokens to train on")
-    parser.add_argument("--align", type=int, default=300, help="steps for the head alone at the end")
+    parser.add_argument("--tokens", type=float, default=9e6, help="how many tokens to train on")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -178,7 +152,6 @@ def main():
                 log.write(json.dumps(entry) + "\n")
         if step % 100 == 99 or step == steps - 1:
             save(args.out, step + 1, trainee, optims)
-    align(trainee, tokens, args.align)
     args.model.mkdir(parents=True, exist_ok=True)
     export(trainee, args.model)
 
