@@ -77,12 +77,18 @@ def test_everything_installed_for_the_course_is_pinned():
                 waiting.append(needed.name)
 
 
-def imports_of(source):
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            yield node.module.partition(".")[0]
+def imports_of(node):
+    """Packages that a tree imports; what it can do without (`try: import x`, `except ImportError`) is left out."""
+    caught = [name.id for handler in getattr(node, "handlers", []) for name in ast.walk(handler.type or node)
+              if isinstance(name, ast.Name)]
+    if {"ImportError", "ModuleNotFoundError"} & set(caught):
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name.partition(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        yield node.module.partition(".")[0]
+    for child in ast.iter_child_nodes(node):
+        yield from imports_of(child)
 
 
 FILES = sorted(NOTEBOOKS.glob("*.ipynb")) + sorted((ROOT / "qwen_helpers").glob("*.py"))
@@ -94,7 +100,7 @@ def test_only_declared_packages_are_imported(path):
         sources = [path.read_text(encoding="utf-8")]
     else:
         sources = [blank_magics(source) for _, _, source, _ in all_code_cells(path)]
-    found = {name for source in sources for name in imports_of(source)} - sys.stdlib_module_names
+    found = {name for source in sources for name in imports_of(ast.parse(source))} - sys.stdlib_module_names
     found = {canonicalize_name(IMPORT_NAME.get(name, name)) for name in found - {"qwen_helpers", "chapters"}}
     assert found <= NEEDED.keys() | {"ipython"}
 
