@@ -238,9 +238,10 @@ def round_frame(rounds, i, pieces):
         cells.append((n + 1, "drafted", token, right if n < now.accepted else wrong))
     for n, token in enumerate(now.verified):
         cells.append((n + 1, "model", token, right if n < now.accepted else "#444444" if n < len(now.kept) else "#CCCCCC"))
-    for column, row, token, edge in cells:
-        shown = pieces([token])[0].replace("\n", "↵").replace(" ", "␣") or "half a character"
-        work.text(13 + 11 * column, 1 if row != "model" else 0, shown, ha="center", va="center", fontsize=13,
+    shown = [pieces([token])[0].replace("\n", "↵").replace(" ", "␣") or "half a character" for _, _, token, _ in cells]
+    step = max(10, *map(len, shown)) + 1.5
+    for text_, (column, row, _, edge) in zip(shown, cells):
+        work.text(13 + step * column, 1 if row != "model" else 0, text_, ha="center", va="center", fontsize=13,
                   color="#AAAAAA" if edge == "#CCCCCC" else "black",
                   bbox=dict(boxstyle="round,pad=0.35", fc="white", ec=edge, lw=2.5))
     work.text(0, 1, "draft" if i else "", va="center", fontsize=12)
@@ -256,7 +257,7 @@ def round_frame(rounds, i, pieces):
     caches.barh([1, 0], [now.pos, now.draft_pos], color=COLOUR["key"], height=0.65)
     caches.barh([1], [cut], left=[now.pos], color="white", edgecolor=wrong, hatch="////", height=0.65, lw=0)
     caches.set_yticks([1, 0], ["K/V, model", "K/V, head"], fontsize=12)
-    caches.set_xlim(0, rounds[-1].pos + 4)
+    caches.set_xlim(0, 1.6 * rounds[-1].pos)            # the right part belongs to S
     caches.tick_params(axis="x", labelsize=11)
     origin = f"S: the snapshot, then {len(now.kept)} read again" if now.rolled_back else "S: as the forward left it"
     caches.text(0.995, 0.5, f"{origin}\n{now.pos} tokens in it", transform=caches.transAxes, ha="right", va="center",
