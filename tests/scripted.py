@@ -1,10 +1,11 @@
 """A tiny fp64 model with an oracle, and drafts by script: what the tests of the draft loop play on."""
+from functools import partial
 from itertools import cycle
 
 import torch
 
 from chapters.model import Model
-from chapters.mtp import MTP, Drafter, mtp_rounds
+from chapters.mtp import MTP, Drafter, mtp_rounds, read_again
 from checkpoints import PITFALL, write_checkpoint
 from qwen_helpers.cache import AttentionState, DeltaState, State, rollback
 
@@ -92,7 +93,7 @@ def play(world, bits, count, budget=40, stop=(), undo=rollback, drafter=Scripted
     """The rounds of one scripted run: yields (round, tokens emitted so far, state, drafter)."""
     state, drafter, emitted = State(world.model), drafter(world, bits, count), []
     for done in mtp_rounds(world.model, world.mtp, world.prompt, budget, stop, state=state, drafter=drafter,
-                           undo=undo):
+                           back=partial(read_again, undo=undo)):
         emitted += done.kept
         yield done, emitted, state, drafter
 
