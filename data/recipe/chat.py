@@ -29,51 +29,57 @@ def ask(key, lang, answer, questions, **names):
             for q in questions.split("|")]
 
 
+def ask_all(key, lang, phrasings, **names):
+    """The facts of `phrasings`, answer -> questions."""
+    return [fact for answer, questions in phrasings.items() for fact in ask(key, lang, answer, questions, **names)]
+
+
+COUNTRY_EN = {
+    "The two-letter code of {en} is {a2}.": "What is the two-letter country code of {en}?|Which alpha-2 code does "
+                                            "{en} have?|Give me the ISO 3166 alpha-2 code for {en}.",
+    "The three-letter code of {en} is {a3}.": "What is the three-letter country code of {en}?|Which alpha-3 code does "
+                                              "{en} have?|Give me the alpha-3 code for {en}.",
+    "The numeric code of {en} is {number}.": "What is the numeric code of {en}?|Which number does ISO 3166 give to "
+                                             "{en}?",
+    "{a2} is {en}.": "Which country has the code {a2}?|What does the country code {a2} stand for?|"
+                     "Whose country code is {a2}?",
+    "{a3} is {en}.": "Which country has the code {a3}?|What does the country code {a3} mean?"}
+COUNTRY_ZH = {
+    "{zh}的两字母代码是 {a2}。": "{zh}的两字母国家代码是什么？|请问{zh}的两字母代码是什么？|{zh}用哪两个字母表示？",
+    "{zh}的三字母代码是 {a3}。": "{zh}的三字母国家代码是什么？|请问{zh}的三字母代码是什么？|{zh}用哪三个字母表示？",
+    "{zh}的数字代码是 {number}。": "{zh}的数字代码是多少？|请问{zh}在 ISO 3166 里的编号是多少？",
+    "{a2} 代表{zh}。": "{a2} 是哪个国家或地区的代码？|国家代码 {a2} 代表哪里？|代码 {a2} 指的是哪里？",
+    "{a3} 代表{zh}。": "{a3} 是哪个国家或地区的代码？|国家代码 {a3} 代表哪里？",
+    "{zh}的英文名是 {en}。": "{zh}的英文名是什么？|{zh}用英语怎么说？|请把“{zh}”翻译成英语。",
+    "{en} 的中文名是{zh}。": "{en} 用中文怎么说？|{en} 的中文名是什么？|请把 {en} 翻译成中文。"}
+
+
 def country_facts(tables, chinese):
     facts = []
     for record in tables["3166-1"]:
         key = texts.record_key("3166-1", record)
         en = record.get("common_name") or record["name"]
         zh = chinese(en) or chinese(record["name"])
-        a2, a3, number = record["alpha_2"], record["alpha_3"], record["numeric"]
-        names = dict(en=en, zh=zh, a2=a2, a3=a3, number=number)
-        facts += ask(key, "en", "The two-letter code of {en} is {a2}.",
-                     "What is the two-letter country code of {en}?|Which alpha-2 code does "
-                     "{en} have?|Give me the ISO 3166 alpha-2 code for {en}.", **names)
-        facts += ask(key, "en", "The three-letter code of {en} is {a3}.",
-                     "What is the three-letter country code of {en}?|Which alpha-3 code does "
-                     "{en} have?|Give me the alpha-3 code for {en}.", **names)
-        facts += ask(key, "en", "The numeric code of {en} is {number}.",
-                     "What is the numeric code of {en}?|Which number does ISO 3166 give to "
-                     "{en}?", **names)
-        facts += ask(key, "en", "{a2} is {en}.", "Which country has the code {a2}?|What does "
-                     "the country code {a2} stand for?|Whose country code is {a2}?", **names)
-        facts += ask(key, "en", "{a3} is {en}.", "Which country has the code {a3}?|What does "
-                     "the country code {a3} mean?", **names)
+        names = dict(en=en, zh=zh, a2=record["alpha_2"], a3=record["alpha_3"], number=record["numeric"])
+        facts += ask_all(key, "en", COUNTRY_EN, **names)
         if record.get("official_name", en) != en:
             facts += ask(key, "en", "The official name of {en} is {official}.",
                          "What is the official name of {en}?|What is {en} called officially?",
                          official=record["official_name"], **names)
-        if not zh:
-            continue
-        facts += ask(key, "en", "In Chinese, {en} is called {zh}.", "What is {en} called in "
-                     "Chinese?|How do you say {en} in Chinese?|Translate into Chinese: {en}",
-                     **names)
-        facts += ask(key, "zh", "{zh}的两字母代码是 {a2}。", "{zh}的两字母国家代码是什么？|请问{zh}的"
-                     "两字母代码是什么？|{zh}用哪两个字母表示？", **names)
-        facts += ask(key, "zh", "{zh}的三字母代码是 {a3}。", "{zh}的三字母国家代码是什么？|请问{zh}的"
-                     "三字母代码是什么？|{zh}用哪三个字母表示？", **names)
-        facts += ask(key, "zh", "{zh}的数字代码是 {number}。", "{zh}的数字代码是多少？|请问{zh}在 ISO "
-                     "3166 里的编号是多少？", **names)
-        facts += ask(key, "zh", "{a2} 代表{zh}。", "{a2} 是哪个国家或地区的代码？|国家代码 {a2} 代表"
-                     "哪里？|代码 {a2} 指的是哪里？", **names)
-        facts += ask(key, "zh", "{a3} 代表{zh}。", "{a3} 是哪个国家或地区的代码？|国家代码 {a3} 代表"
-                     "哪里？", **names)
-        facts += ask(key, "zh", "{zh}的英文名是 {en}。", "{zh}的英文名是什么？|{zh}用英语怎么说？|请把"
-                     "“{zh}”翻译成英语。", **names)
-        facts += ask(key, "zh", "{en} 的中文名是{zh}。", "{en} 用中文怎么说？|{en} 的中文名是什么？|"
-                     "请把 {en} 翻译成中文。", **names)
+        if zh:
+            facts += ask(key, "en", "In Chinese, {en} is called {zh}.", "What is {en} called in "
+                         "Chinese?|How do you say {en} in Chinese?|Translate into Chinese: {en}", **names)
+            facts += ask_all(key, "zh", COUNTRY_ZH, **names)
     return facts
+
+
+CODE_EN = {
+    "The code of the {kind} {en} is {code}.": "What is the {kind} code of {en}?|Which code does the {kind} {en} have?",
+    "{code} is the {kind} {en}.": "Which {kind} has the code {code}?|What does the {kind} code {code} stand for?"}
+CODE_ZH = {
+    "{zh}的{kind_zh}代码是 {code}。": "{zh}的{kind_zh}代码是什么？|请问{zh}的代码是什么？",
+    "{code} 代表{zh}。": "代码 {code} 是哪种{kind_zh}？|{kind_zh}代码 {code} 代表什么？",
+    "{zh}的英文名是 {en}。": "{zh}用英语怎么说？|{zh}的英文名是什么？"}
 
 
 def code_facts(tables, table, chinese, kind_en, kind_zh):
@@ -85,25 +91,15 @@ def code_facts(tables, table, chinese, kind_en, kind_zh):
         en = record["name"].split(";")[0].split(" (")[0]
         zh = re.split("[；;（(]", chinese(record["name"]) or "")[0].strip()
         names = dict(en=en, zh=zh, code=code, kind=kind_en, kind_zh=kind_zh)
-        facts += ask(key, "en", "The code of the {kind} {en} is {code}.",
-                     "What is the {kind} code of {en}?|Which code does the {kind} {en} have?",
-                     **names)
-        facts += ask(key, "en", "{code} is the {kind} {en}.", "Which {kind} has the code "
-                     "{code}?|What does the {kind} code {code} stand for?", **names)
+        facts += ask_all(key, "en", CODE_EN, **names)
         if "alpha_2" in record:
             facts += ask(key, "en", "The two-letter code of {en} is {two}.",
                          "What is the two-letter language code of {en}?|Which two letters "
                          "stand for the language {en}?", two=record["alpha_2"], **names)
             facts += ask(key, "zh", "{zh}的两字母代码是 {two}。", "{zh}的两字母语言代码是什么？|"
                          "请问{zh}用哪两个字母表示？", two=record["alpha_2"], **names)
-        if not zh:
-            continue
-        facts += ask(key, "zh", "{zh}的{kind_zh}代码是 {code}。", "{zh}的{kind_zh}代码是什么？|请问"
-                     "{zh}的代码是什么？", **names)
-        facts += ask(key, "zh", "{code} 代表{zh}。", "代码 {code} 是哪种{kind_zh}？|{kind_zh}代码 "
-                     "{code} 代表什么？", **names)
-        facts += ask(key, "zh", "{zh}的英文名是 {en}。", "{zh}用英语怎么说？|{zh}的英文名是什么？",
-                     **names)
+        if zh:
+            facts += ask_all(key, "zh", CODE_ZH, **names)
     return facts
 
 

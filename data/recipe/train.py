@@ -3,7 +3,7 @@
 The model is the one of the notebooks, in its chunked form. A run writes checkpoints (safetensors) into
 `--out` and resumes from them; when its tokens are used up it writes the model folder `--model`.
 
-    python data/recipe/train.py --corpus build/corpus --out build/train --model data/tiny --tokens 9e6
+    python data/recipe/train.py --corpus build/corpus --out build/train --model data/tiny --tokens 16e6
 """
 import argparse
 import json
@@ -20,12 +20,12 @@ import qwen_helpers  # noqa: F401  (makes `chapters.*` importable)
 from chapters.chunk import chunk_rule
 from chapters.model import Model
 from chapters.mtp import MTP
+from chapters.training import MTP_WEIGHT, learning_rate, mtp_loss
 from qwen_helpers.weights import load_config
 
 CONFIG = Path(__file__).with_name("config.json")
 BATCH, T, CHUNK = 16, 256, 32
-MUON_LR, ADAM_LR, WARMUP, DECAY = 0.02, 3e-3, 100, 0.6        # warm-up in steps, decay as a share of all tokens
-MTP_WEIGHT = 0.3
+MUON_LR, ADAM_LR, WARMUP = 0.02, 3e-3, 100                    # warm-up in steps
 
 
 class Trainee(torch.nn.Module):
@@ -43,11 +43,10 @@ class Trainee(torch.nn.Module):
                 torch.nn.init.uniform_(layer.linear_attn.dt_bias, -7, -2)        # memories from short to long
 
     def forward(self, ids):
-        now, after, later = (ids[:, i:i + T] for i in range(3))
-        hidden = self.model.hidden(now)
-        guess = self.mtp(self.model.embed_tokens(after), hidden, 0)
-        return tuple(F.cross_entropy(self.model.lm_head(x).float().flatten(0, 1), target.flatten())
-                     for x, target in ((hidden, after), (guess, later)))
+        hidden = self.model.hidden(ids[:, :-2])
+        logits = self.model.lm_head(hidden).float()
+        main_loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:-1].flatten())
+        return main_loss, mtp_loss(self.model, self.mtp, ids, hidden)
 
 
 def in_fp32(C, *tensors):
@@ -63,11 +62,6 @@ def optimizers(trainee):
     rest = [p for name, p in named.items() if p.ndim != 2 or "embed_tokens" in name]
     return [torch.optim.Muon(matrices, lr=MUON_LR, weight_decay=0.01, adjust_lr_fn="original"),
             torch.optim.AdamW(rest, lr=ADAM_LR, betas=(0.9, 0.95), weight_decay=0.0)]
-
-
-def learning_rate(step, steps):
-    """Factor of the full rate: a short rise, a plateau, and a straight fall over the last DECAY of the run."""
-    return min(1.0, (step + 1) / WARMUP, max(0.02, (1 - step / steps) / DECAY))
 
 
 def batches(tokens, start):
@@ -114,7 +108,8 @@ def export(trainee, folder):
     tensors = {"model.language_model." + name: p for name, p in trainee.model.named_parameters()}
     tensors |= {"mtp." + name: p for name, p in trainee.mtp.named_parameters()}
     save_file({name: p.detach().bfloat16().contiguous() for name, p in tensors.items()},
-              folder / "model.safetensors", {"format": "pt"})
+              folder / "new.safetensors", {"format": "pt"})
+    (folder / "new.safetensors").replace(folder / "model.safetensors")
     (folder / "config.json").write_text(CONFIG.read_text())
 
 
@@ -123,7 +118,7 @@ def main():
     parser.add_argument("--corpus", type=Path, default=Path("build/corpus"))
     parser.add_argument("--out", type=Path, default=Path("build/train"))
     parser.add_argument("--model", type=Path, default=Path("data/tiny"))
-    parser.add_argument("--tokens", type=float, default=9e6, help="how many tokens to train on")
+    parser.add_argument("--tokens", type=float, default=16e6, help="how many tokens to train on")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -135,7 +130,7 @@ def main():
     tokens, began = np.load(args.corpus / "train.npy", mmap_mode="r"), time.time()
     for step, ids in zip(range(start, steps), batches(tokens, start)):
         for optim, full in zip(optims, (MUON_LR, ADAM_LR)):
-            optim.param_groups[0]["lr"] = full * learning_rate(step, steps)
+            optim.param_groups[0]["lr"] = full * learning_rate(step, steps, WARMUP)
         with torch.autocast("cpu", torch.bfloat16):
             main_loss, mtp_loss = losses(ids)
         (main_loss + MTP_WEIGHT * mtp_loss).backward()
