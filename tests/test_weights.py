@@ -13,9 +13,9 @@ from chapters.model import Model
 from chapters.mtp import MTP, generate_mtp
 from chapters.sample import generate
 from checkpoints import PITFALL, REAL, write_checkpoint
-from qwen_helpers import find_model, load_config, load_weights
+from qwen_helpers import find_model, load_config, load_weights, weights
 from qwen_helpers.weights import REAL as REAL_NAME
-from qwen_helpers.weights import TINY, CheckpointError, Config, count_vision, expected_shapes
+from qwen_helpers.weights import REAL_CONFIG, TINY, CheckpointError, Config, count_vision, expected_shapes, placement
 
 UNTIED = PITFALL | dict(tie_word_embeddings=False)
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
@@ -94,6 +94,7 @@ def test_full_attention_interval_of_another_size(tmp_path):
 def test_find_model_order(tmp_path, monkeypatch):
     """$QWEN_MODEL, else a downloaded real model, else the embedded one; a broken download does not count."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(weights, "DOWNLOADED", tmp_path / "none")
     monkeypatch.delenv("QWEN_MODEL", raising=False)
     assert find_model() == TINY
     repo = tmp_path / "hub" / ("models--" + REAL_NAME.replace("/", "--"))
@@ -101,10 +102,19 @@ def test_find_model_order(tmp_path, monkeypatch):
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("abc")
     assert find_model() == TINY                                         # the config came, the weights did not
-    write_checkpoint(snapshot)
+    write_checkpoint(snapshot, shards=2)
+    assert find_model() == TINY                                         # there is no tokenizer yet
+    (snapshot / "tokenizer.json").write_text("{}")
     assert find_model() == snapshot
+    (snapshot / "part-1.safetensors").rename(tmp_path / "part-1.safetensors")
+    assert find_model() == TINY                                         # one shard of two
+    (tmp_path / "part-1.safetensors").rename(snapshot / "part-1.safetensors")
     monkeypatch.setenv("QWEN_MODEL", "")
     assert find_model() == snapshot
+    own = write_checkpoint(tmp_path / "own")
+    (own / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(weights, "DOWNLOADED", own)
+    assert find_model() == own                                          # the course's own download comes first
     monkeypatch.setenv("QWEN_MODEL", str(write_config(tmp_path / "mine", **PITFALL)))
     assert find_model() == tmp_path / "mine"
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -114,6 +124,26 @@ def test_find_model_order(tmp_path, monkeypatch):
     monkeypatch.setenv("QWEN_MODEL", str(tmp_path / "nowhere"))
     with pytest.raises(CheckpointError, match="QWEN_MODEL=.*nowhere has no config.json: set it .* or unset it"):
         find_model()
+
+
+# ---- where and how a model runs
+
+@pytest.mark.parametrize("there, place", [((), "cpu"), (("cuda",), "cuda"), (("mps",), "mps"), (("cuda", "mps"), "cuda")])
+def test_a_large_model_runs_as_its_file_is_and_on_a_gpu(monkeypatch, there, place):
+    """fp32 on the CPU for a small model, the file's own bf16 for a large one; a GPU, only if there is one."""
+    default = []
+    monkeypatch.delenv("QWEN_DEVICE", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in there)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in there)
+    monkeypatch.setattr(torch, "set_default_device", default.append)
+    assert placement(TINY) == (torch.float32, "cpu") and not default
+    assert placement(REAL_CONFIG) == (None, place)
+    assert default == ([] if place == "cpu" else [place])
+    assert placement(REAL_CONFIG, torch.float32, "cpu") == (torch.float32, "cpu")
+    monkeypatch.setenv("QWEN_DEVICE", "cpu")
+    assert placement(REAL_CONFIG) == (None, "cpu")
+    monkeypatch.setenv("QWEN_DEVICE", "cuda:1")
+    assert placement(TINY) == (torch.float32, "cuda:1") and default[-1] == "cuda:1"
 
 
 # ---- loading
@@ -204,8 +234,10 @@ def lie_as_in_the_file(tensors, file):
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_the_files_own_dtype_stays_mapped(tmp_path, dtype):
-    """bf16 weights asked for as they are: nothing is copied, neither by the loader nor by Model and MTP."""
+def test_the_files_own_dtype_stays_mapped(tmp_path, monkeypatch, dtype):
+    """bf16 weights asked for as they are, or of a large model: nothing is copied, by the loader, Model or MTP."""
+    monkeypatch.setattr(weights, "SMALL", 0)
+    monkeypatch.setenv("QWEN_DEVICE", "cpu")
     path = write_checkpoint(tmp_path / "model", dtype=torch.bfloat16)
     file, prefix = path / "model.safetensors", "model.language_model."
     loaded = load_weights(path, dtype=dtype)
@@ -343,12 +375,28 @@ def test_an_index_must_not_lead_outside_the_folder(tmp_path, outside):
         assert f"index.json looks for {NORM} in {named!r}" in sentence(path)
 
 
-def test_shards_may_be_links(tmp_path):
-    """The Hugging Face cache holds links to files elsewhere; those were made by the user, not by the index."""
-    path = write_checkpoint(tmp_path / "model", shards=2)
-    blob = (path / "part-1.safetensors").rename(tmp_path / "blob")
+def linked(folder, blob):
+    """A sharded checkpoint of which one shard lies at `blob`, with a link in its place."""
+    path = write_checkpoint(folder, shards=2)
+    blob.parent.mkdir(exist_ok=True)
+    (path / "part-1.safetensors").rename(blob)
     try:
         (path / "part-1.safetensors").symlink_to(blob)
     except OSError:
         pytest.skip("this system makes no links")
+    return path
+
+
+def test_the_hugging_face_cache_may_link_to_its_blobs(tmp_path):
+    repo = tmp_path / "models--Qwen--Qwen3.5-0.8B"
+    path = linked(repo / "snapshots" / "abc", repo / "blobs" / "1f2e3d")
     assert set(load_weights(path)) == set(expected_shapes(load_config(path)))
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
+    """A folder from elsewhere can bring links along; what they lead to is not read."""
+    path = linked(tmp_path / "model", tmp_path / "blob")
+    assert "part-1.safetensors is a link out of the model folder, to" in sentence(path)
+    (path / "config.json").rename(tmp_path / "config.json")
+    (path / "config.json").symlink_to(tmp_path / "config.json")
+    assert "config.json is a link out of the model folder, to" in sentence(path)

@@ -1,0 +1,79 @@
+"""No tensor of the model's work lands on the CPU when the model is elsewhere, shown without a GPU.
+
+The model lies on torch's `meta` device, which has shapes and no numbers (0 stands for each). Whatever an operation makes on the CPU while
+it works would meet tensors of a GPU in real life, and is caught.
+"""
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from chapters.model import Model
+from chapters.mtp import MTP, Drafter, forward_hidden
+from qwen_helpers.cache import State, rollback, snapshot
+from qwen_helpers.linear import speed_up
+from qwen_helpers.weights import TINY, load_config
+
+
+class OnCpu(TorchDispatchMode):
+    """Collects the operations that gave a tensor on the CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._local_scalar_dense.default:          # a number that the code looks at
+            return 0
+        out = func(*args, **(kwargs or {}))
+        if any(isinstance(x, torch.Tensor) and x.device.type == "cpu" for x in tree_leaves(out)):
+            self.found.append(str(func))
+        return out
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    cfg = load_config(TINY)
+    with torch.device("meta"):
+        return [speed_up(m.requires_grad_(False).bfloat16()) for m in (Model(cfg), MTP(cfg))]
+
+
+def ids(rows, tokens):
+    return torch.zeros(rows, tokens, dtype=torch.long, device="meta")
+
+
+def prefill_and_decode(model, mtp):
+    state = State(model)
+    for tokens in (100, 1, 2):
+        model(ids(1, tokens), state)
+
+
+def draft_verify_roll_back(model, mtp):
+    state, drafter = State(model), Drafter(model, mtp)
+    logits, hidden = forward_hidden(model, ids(1, 70), state)
+    drafter.read(ids(1, 70), hidden)
+    saved = snapshot(state)
+    forward_hidden(model, ids(1, 2), state)
+    rollback(state, saved)
+    drafter.read(ids(1, 1), hidden[:, :1])
+    model.lm_head(drafter.last)
+
+
+def padded_batch(model, mtp):
+    state = State(model, 3, pads=torch.zeros(3, dtype=torch.long, device="meta"))
+    for tokens in (70, 1):
+        model(ids(3, tokens), state)
+
+
+@pytest.mark.parametrize("work", [prefill_and_decode, draft_verify_roll_back, padded_batch])
+def test_all_tensors_lie_where_the_model_lies(loaded, work):
+    with OnCpu() as on_cpu:
+        work(*loaded)
+    assert not on_cpu.found
+
+
+def test_control_a_tensor_made_on_the_cpu_is_caught():
+    with OnCpu() as on_cpu:
+        torch.arange(3, device="meta")
+        torch.arange(3)
+    assert on_cpu.found == ["aten.arange.default"]
