@@ -5,6 +5,7 @@ importing a chapter gives its definitions and runs none of its demos. A cell tag
 (exercise stubs, deliberate mistakes) is left out. Tracebacks name the cell; `??` shows the source.
 """
 import ast
+import glob
 import importlib.abc
 import importlib.machinery
 import json
@@ -23,7 +24,7 @@ class ChapterError(ImportError):
 
 def chapter_file(slug):
     """The notebook `NN_slug.ipynb` that defines chapter `slug`; ChapterError if there is not exactly one."""
-    found = sorted(NOTEBOOKS.glob(f"[0-9][0-9]_{slug}.ipynb"))
+    found = sorted(NOTEBOOKS.glob(f"[0-9][0-9]_{glob.escape(slug)}.ipynb"))
     if len(found) == 1:
         return found[0]
     if found:
@@ -36,19 +37,18 @@ def chapter_file(slug):
 
 def all_code_cells(path):
     """(cell number from 1, nearest heading, source, tags) of each code cell of a notebook."""
-    slug = path.stem[3:]
     try:
-        cells = json.loads(path.read_text(encoding="utf-8-sig"))["cells"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ChapterError(f"chapter {slug} is not a readable notebook ({error}); "
+        cells = [(cell.get("cell_type"), "".join(cell.get("source", "")), (cell.get("metadata") or {}).get("tags") or [])
+                 for cell in json.loads(path.read_text(encoding="utf-8-sig"))["cells"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ChapterError(f"chapter {path.stem[3:]} is not a readable notebook ({error}); "
                            f"restore it with git checkout notebooks/{path.name}") from None
     heading = ""
-    for number, cell in enumerate(cells, 1):
-        source = "".join(cell.get("source", ""))
-        if cell.get("cell_type") == "markdown":
+    for number, (kind, source, tags) in enumerate(cells, 1):
+        if kind == "markdown":
             heading = next(iter(re.findall(r"(?m)^#{1,6} +(.+?)\s*$", source)), heading)
-        elif cell.get("cell_type") == "code":
-            yield number, heading, source, cell.get("metadata", {}).get("tags") or []
+        elif kind == "code":
+            yield number, heading, source, tags
 
 
 def code_cells(path):
@@ -103,7 +103,7 @@ class ChapterLoader(importlib.abc.Loader):
                 self.run(source, name, module, offset)
             except ChapterError:        # of a chapter that this one imports: it already says which
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise broken(self.path, number, error) from error
         text = "".join(joined)
         linecache.cache[module.__file__] = (len(text), None, text.splitlines(keepends=True), module.__file__)

@@ -164,3 +164,140 @@ def test_notebooks_saved_by_other_editors(course, tmp_path):
     (tmp_path / "90_toy.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4, "nbformat_minor": 0}), encoding="utf-8-sig")
     toy = importlib.import_module("chapters.toy")
     assert (toy.one(), toy.two(), toy.three()) == (1, 2, 3)
+
+
+# ---- chapters under edits
+
+def saved_by(editor, cells):
+    """A notebook as some editor saves it."""
+    if editor == "JupyterLab":
+        for number, cell in enumerate(cells):
+            cell |= {"id": f"a1b2c3d{number}", "metadata": cell["metadata"] | {"jp-MarkdownHeadingCollapsed": True, "editable": True}}
+        return {"cells": cells, "metadata": {"kernelspec": {"name": "python3"}, "language_info": {}}, "nbformat": 4, "nbformat_minor": 5}
+    if editor == "VS Code":
+        for cell in cells:
+            cell["metadata"]["vscode"] = {"languageId": "python"}
+        return {"cells": cells, "metadata": {"language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 2}
+    if editor == "Colab":
+        for number, cell in enumerate(cells):
+            cell["metadata"] |= {"id": f"xYz{number}", "colab": {"base_uri": "https://localhost/"}, "executionInfo": {"status": "ok"}}
+        return {"cells": cells, "metadata": {"colab": {"provenance": []}, "accelerator": "GPU"}, "nbformat": 4, "nbformat_minor": 0}
+    for cell in cells:                                                  # a source in one piece, and nothing that can be missing
+        cell["source"] = "".join(cell["source"])
+        for key in ("metadata", "outputs", "execution_count"):
+            cell.pop(key, None)
+    return {"cells": cells, "nbformat": 4, "nbformat_minor": 1}
+
+
+@pytest.mark.parametrize("editor", ["JupyterLab", "VS Code", "Colab", "a script"])
+def test_a_chapter_imports_whoever_saved_it(course, tmp_path, editor):
+    cells = [text("# Toy"), code("import math", "", "def area(r):", "    return math.pi * r * r"), code("area(1)"),
+             code("SIZE = 3", "%matplotlib inline")]
+    (tmp_path / "90_toy.ipynb").write_text(json.dumps(saved_by(editor, cells)), encoding="utf-8")
+    from chapters import toy
+    assert round(toy.area(1), 2) == 3.14 and toy.SIZE == 3
+    assert inspect.getsource(toy.area) == "def area(r):\n    return math.pi * r * r\n"
+
+
+@pytest.mark.parametrize("cells", [5, {}, "text", None, [5], [None], ["code"], [{"cell_type": "code", "source": 5}],
+                                   [{"cell_type": "code", "source": [1, 2]}], [{"cell_type": "code", "source": "", "metadata": 5}]])
+def test_a_notebook_of_the_wrong_form_is_named(course, tmp_path, cells):
+    (tmp_path / "90_toy.ipynb").write_text(json.dumps({"cells": cells}))
+    if cells == {}:
+        assert importlib.import_module("chapters.toy")                  # nothing in it, as in an empty list
+        return
+    with pytest.raises(ChapterError, match="toy is not a readable notebook .* git checkout notebooks/90_toy.ipynb"):
+        importlib.import_module("chapters.toy")
+
+
+def test_a_notebook_of_the_old_format_is_named(course, tmp_path):
+    """nbformat 3 keeps its cells in worksheets."""
+    (tmp_path / "90_toy.ipynb").write_text(json.dumps({"worksheets": [{"cells": []}], "nbformat": 3}))
+    with pytest.raises(ChapterError, match="toy is not a readable notebook .*cells.* git checkout"):
+        importlib.import_module("chapters.toy")
+
+
+HALF_EDITS = {      # what a student left in a cell: what the error names
+    "a colon forgotten": ("def area(r)", "SyntaxError: expected ':'"),
+    "an open bracket": ("SIZES = [1, 2", "SyntaxError: '[' was never closed"),
+    "an open string": ('NAME = "toy', "SyntaxError: unterminated string"),
+    "indented by a mistake": ("  def area(r):\n    return r", "IndentationError"),
+    "tabs and spaces": ("def area(r):\n\tx = 1\n        return x", "TabError"),
+    "a merge conflict": ("<<<<<<< HEAD\nSIZE = 1\n=======\nSIZE = 2", "SyntaxError"),
+    "a name that is gone": ("from math import no_such_name", "ImportError: cannot import name 'no_such_name'"),
+    "a default that fails": ("def area(r, size=1 / 0):\n    return r", "ZeroDivisionError: division by zero"),
+    "a method of no class": ("@method_of(Box)\ndef put(self): pass", "NameError: name 'method_of' is not defined"),
+    "it imports itself": ("from chapters.toy import area", "ImportError: cannot import name 'area'"),
+    "it leaves": ("class Box:\n    raise SystemExit(3)", "SystemExit: 3"),
+    "NUL": ("SIZE = 1\0", "source code string cannot contain null bytes"),
+    "a hundred brackets": ("SIZES = " + "(" * 300 + ")" * 300, "too many nested parentheses"),
+}
+
+
+@pytest.mark.parametrize("edit", HALF_EDITS)
+def test_a_half_edited_chapter_says_where_and_the_way_back(course, edit):
+    source, error = HALF_EDITS[edit]
+    course("90_toy", text("# Toy"), code("import math"), code(source))
+    with pytest.raises(ChapterError) as caught:
+        importlib.import_module("chapters.toy")
+    said = str(caught.value)
+    assert said.startswith("chapter toy stops at cell 3: ") and error in said
+    assert said.endswith("mend the cell, or restore it with git checkout notebooks/90_toy.ipynb")
+    assert "chapters.toy" not in sys.modules
+
+
+def test_two_chapters_that_import_each_other(course):
+    course("90_low", code("from chapters.high import two"), code("def one(): return 1"))
+    course("91_high", code("from chapters.low import one"), code("def two(): return 2"))
+    with pytest.raises(ChapterError, match="^chapter (low|high) stops at cell 1: ImportError: .*git checkout"):
+        importlib.import_module("chapters.low")
+
+
+def test_a_renamed_chapter(course, tmp_path):
+    """Under another number it is found; under another name, or without a number, it is missed by name."""
+    course("90_toy", code("def one(): return 1"))
+    (tmp_path / "90_toy.ipynb").rename(tmp_path / "77_toy.ipynb")
+    assert importlib.import_module("chapters.toy").one() == 1
+    for name in ("77_toy_mine.ipynb", "toy.ipynb", "77_toy-Copy1.ipynb", "77_Toy (1).ipynb"):
+        sys.modules.pop("chapters.toy", None)
+        next(tmp_path.glob("*.ipynb")).rename(tmp_path / name)
+        with pytest.raises(ChapterError, match="no chapter 'toy' .* comes back with git checkout notebooks/"):
+            importlib.import_module("chapters.toy")
+
+
+def test_a_definition_that_is_gone_is_missed_by_name(course):
+    """A student renamed a function: who imports it says which chapter lacks what."""
+    course("90_low", code("def uno(): return 1"))
+    course("91_high", code("from chapters.low import one"))
+    with pytest.raises(ChapterError, match="^chapter high stops at cell 1: ImportError: cannot import name 'one' from 'chapters.low'"):
+        importlib.import_module("chapters.high")
+
+
+def restarted(*slugs):
+    """What a kernel does when it starts again: no chapter is loaded."""
+    for name in [name for name in sys.modules if name.startswith("chapters")]:
+        del sys.modules[name]
+    return importlib.import_module(f"chapters.{slugs[0]}")
+
+
+def test_a_changed_definition_changes_later_chapters_after_a_restart(course):
+    """Two chapters further on as well, a method added later too; before the restart all is as it was."""
+    low = [code("class Box:", "    size = 1"),
+           code("from qwen_helpers.chapters import method_of", "", "@method_of(Box)", "def area(self): return self.size")]
+    course("90_low", *low)
+    course("91_middle", code("from chapters.low import Box"), code("def area(): return Box().area()"))
+    course("92_high", code("from chapters.middle import area"), code("def twice(): return 2 * area()"))
+    high = restarted("high")
+    assert high.twice() == 2
+    low[1]["source"][-1] = "def area(self): return 10 * self.size"
+    course("90_low", *low)
+    assert high.twice() == 2
+    assert restarted("high").twice() == 20
+
+
+@pytest.mark.parametrize("slug", ["no-such", "1", "../secret", "a" * 300, "mtp ", "*", "[a-z]*", "norm?"])
+def test_strange_chapter_names(course, slug):
+    """A name is never a pattern, nor a path."""
+    course("90_toy", code("x = 1"))
+    with pytest.raises(ChapterError, match="there is no chapter"):
+        importlib.import_module(f"chapters.{slug}")
