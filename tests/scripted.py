@@ -24,13 +24,33 @@ def remembered(state):
 
 def distance(ours, theirs):
     """The largest difference between two lists of tensors; infinite where shapes differ."""
-    return max(float((a - b).abs().max()) if a.shape == b.shape else float("inf")
-               for a, b in zip(ours, theirs, strict=True))
+    gaps = ((a - b).abs().flatten() if a.shape == b.shape else torch.tensor([float("inf")])
+            for a, b in zip(ours, theirs, strict=True))
+    return max((float(gap.max()) for gap in gaps if len(gap)), default=0.0)
 
 
 def apart(ours, theirs):
     """The largest difference of each remembered part."""
     return {part: distance(ours[part], theirs[part]) for part in theirs}
+
+
+def read(model, ids, pads=None, cuts=()):
+    """(logits of all tokens, the state) after reading rows of ids, in one call or cut into several."""
+    state, edges = State(model, len(ids), pads), [0, *sorted(cuts), ids.shape[1]]
+    logits = [model(ids[:, a:b], state) for a, b in zip(edges, edges[1:]) if b > a]
+    return torch.cat(logits, dim=1), state
+
+
+def row_apart(model, row, b, pad, logits, state):
+    """How far row b of a padded batch is from the same ids alone, in logits, S, window and keys and values."""
+    alone, solo = read(model, torch.tensor([row]))
+    ours = [logits[b:b + 1, pad:]]
+    theirs = [alone]
+    for batched, single in zip(state.layers, solo.layers):
+        parts = ("k", "v") if hasattr(single, "append") else ("S", "conv")
+        ours += [getattr(batched, part)[b:b + 1, :, pad if part in "kv" else 0:] for part in parts]
+        theirs += [getattr(single, part) for part in parts]
+    return distance(ours, theirs)
 
 
 def oracle(model, prompt, count):

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from chapters.batch import generate_batch, left_pad
 from chapters.sample import generate
-from qwen_helpers.cache import State
-from scripted import CLOSE, World, distance
+from scripted import CLOSE, World, read, row_apart
 
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 prompts = st.lists(st.lists(st.integers(0, 28), min_size=1, max_size=80), min_size=1, max_size=3)
@@ -16,25 +15,6 @@ prompts = st.lists(st.lists(st.integers(0, 28), min_size=1, max_size=80), min_si
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     return World(tmp_path_factory.mktemp("batch"))
-
-
-def read(model, ids, pads=None, cuts=()):
-    """(logits of all tokens, the state) after reading rows of ids, in one call or cut into several."""
-    state, edges = State(model, len(ids), pads), [0, *sorted(cuts), ids.shape[1]]
-    logits = [model(ids[:, a:b], state) for a, b in zip(edges, edges[1:]) if b > a]
-    return torch.cat(logits, dim=1), state
-
-
-def row_apart(model, row, b, pad, logits, state):
-    """How far row b of a padded batch is from the same ids alone, in logits, S, window and keys and values."""
-    alone, solo = read(model, torch.tensor([row]))
-    ours = [logits[b:b + 1, pad:]]
-    theirs = [alone]
-    for batched, single in zip(state.layers, solo.layers):
-        parts = ("k", "v") if hasattr(single, "append") else ("S", "conv")
-        ours += [getattr(batched, part)[b:b + 1, :, pad if part in "kv" else 0:] for part in parts]
-        theirs += [getattr(single, part) for part in parts]
-    return distance(ours, theirs)
 
 
 @pytest.mark.parametrize("length", [1, 3, 14, 63, 64, 65])
