@@ -4,15 +4,19 @@ A colour means one thing in the whole course (Okabe-Ito, safe for colour-blind r
 cards, so they read on a projector and in a dark theme. Chinese text is drawn with the font kept in `fonts/`.
 """
 import io
+import textwrap
+import warnings
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib import font_manager
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
 matplotlib.use("agg", force=False)
+warnings.filterwarnings("ignore", "Glyph .* missing from font")     # a token in a script without a font: an empty box
 COLOUR = dict(query="#0072B2", key="#E69F00", value="#F0E442", state="#CC79A7", drafted="#56B4E9",
               accepted="#009E73", rejected="#D55E00", plain="#444444", pale="#E8E8E8")
 FONT = Path(__file__).with_name("fonts") / "DroidSansFallback-subset.ttf"
@@ -20,45 +24,47 @@ if FONT.exists():
     font_manager.fontManager.addfont(FONT)
 STYLE = {"font.size": 13, "axes.titlesize": 15, "axes.titlelocation": "left", "lines.linewidth": 2.5,
          "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "white",
-         "font.family": ["DejaVu Sans", "Droid Sans Fallback"], "svg.hashsalt": "qwen", "svg.fonttype": "none",
-         "axes.unicode_minus": False, "legend.frameon": False}
+         "font.family": ["DejaVu Sans", "Droid Sans Fallback"], "axes.unicode_minus": False, "legend.frameon": False,
+         "figure.constrained_layout.w_pad": 0.1, "figure.constrained_layout.h_pad": 0.1}
 
 
 class Picture:
-    """A drawn figure with its alt text; shows as PNG in a notebook, and as that text where nothing is drawn."""
+    """A drawn figure with its alt text; shows as PNG in a notebook, and as that text where nothing is drawn.
 
-    def __init__(self, fig, alt):
-        self.fig, self.alt = fig, alt
+    `more`, mimetype -> content, is kept beside the PNG in a notebook's output.
+    """
 
-    def _bytes(self, **how):
-        out = io.BytesIO()
+    def __init__(self, fig, alt, more=None):
+        self.fig, self.alt, self.more = fig, alt, more or {}
+
+    def png(self, quick=False):
+        """A PNG of at most 256 colours: a third of the size, and no colour off by more than a shade. Or a `quick` one."""
+        paper, out = FigureCanvasAgg(self.fig), io.BytesIO()
         with matplotlib.rc_context(STYLE):
-            self.fig.savefig(out, bbox_inches="tight", **how)
+            self.fig.set_dpi(106 if quick else 90)              # a demo is shown 760 pixels wide
+            paper.draw()
+        image = Image.fromarray(np.asarray(paper.buffer_rgba())).convert("RGB")
+        if quick:
+            image.save(out, "png", compress_level=1)
+        else:
+            few = image.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+            few.save(out, "png", optimize=True)
         return out.getvalue()
-
-    def png(self):
-        """A PNG of at most 256 colours: a third of the size, and no colour off by more than a shade."""
-        full = Image.open(io.BytesIO(self._bytes(format="png", dpi=90))).convert("RGB")
-        out = io.BytesIO()
-        full.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(out, "png", optimize=True)
-        return out.getvalue()
-
-    def svg(self):
-        return self._bytes(format="svg", metadata={"Date": None}).decode()
 
     def _repr_mimebundle_(self, **_):
-        return {"image/png": self.png(), "text/plain": self.alt}, {"image/png": {"alt": self.alt}}
+        return {"image/png": self.png(), "text/plain": self.alt, **self.more}, {"image/png": {"alt": self.alt}}
 
     def __repr__(self):
         return self.alt
 
 
 def canvas(title, height=3.2, cols=1, width=7.2):
-    """An empty figure in the course's style: (fig, ax), or (fig, axes) with `cols` > 1. The title wraps."""
+    """An empty figure in the course's style: (fig, ax), or (fig, axes) with `cols` > 1. Long titles make it higher."""
+    folded = [part for line in title.splitlines() for part in textwrap.wrap(line, 60)]
     with matplotlib.rc_context(STYLE):
-        fig = Figure(figsize=(width, height), layout="constrained")
+        fig = Figure(figsize=(width, height + 0.26 * max(0, len(folded) - 1)), layout="constrained")
         axes = fig.subplots(1, cols)
-        fig.suptitle(title, x=0.01, ha="left", fontsize=15, wrap=True)
+        fig.suptitle("\n".join(folded), x=0.01, ha="left", fontsize=15)
     return fig, axes
 
 
@@ -80,7 +86,8 @@ def styled(draw):
 def lines(x, series, title, xlabel="", ylabel="", colours=None, log="", marks=None, points=False, limits=None, height=3.2):
     """One line for each name -> values of `series`; `log` is "x", "y" or "xy"; `marks` name -> x draws a dotted line."""
     fig, ax = canvas(title, height)
-    spare = iter([c for name, c in COLOUR.items() if name not in ("value", "pale")] * 2)
+    free = [name for name in dict.fromkeys(["plain", *COLOUR]) if name not in ("value", "pale", *series)]
+    spare = iter([COLOUR[name] for name in free] * 2)
     for name, values in series.items():
         colour = (colours or {}).get(name) or COLOUR.get(name) or next(spare)
         ax.plot(numbers(x), numbers(values), label=name, color=colour, marker="o" if points else None)
@@ -120,10 +127,11 @@ def bars(labels, values, title, xlabel="", colours=None, intervals=None, texts=N
     values = numbers(values)
     fig, ax = canvas(title, height or 0.7 + 0.42 * len(values))
     y = np.arange(len(values))
-    ax.barh(y, values, color=colours or COLOUR["query"], height=0.7)
+    ax.barh(y, values, color=colours or COLOUR["plain"], height=0.7)
     if intervals is not None:
         low, high = numbers(intervals).T
-        ax.errorbar(values, y, xerr=[values - low, high - values], fmt="none", color="black", lw=1.5, capsize=3)
+        xerr = np.maximum([values - low, high - values], 0)             # the last bit of a 1.0 may be rounded away
+        ax.errorbar(values, y, xerr=xerr, fmt="none", color="black", lw=1.5, capsize=3)
     for i, text in enumerate(texts or []):
         end = max(values[i], intervals[i][1] if intervals is not None else 0)
         ax.annotate(f"  {text}", (end, i), va="center", fontsize=11)
@@ -137,6 +145,29 @@ def bars(labels, values, title, xlabel="", colours=None, intervals=None, texts=N
     ax.set_xlim(right=limit)
     facts = "; ".join(f"{label} {value:.3g}" for label, value in zip(labels, values))
     return Picture(fig, f"{title}. Bars: {facts}")
+
+
+@styled
+def stacks(labels, rows, title, xlabel="", colours=None, limit=None, height=None):
+    """For each label one bar a row, stacked from that row's name -> values; the row's name and the sum at its end."""
+    thick, spare, inks, facts = 0.84 / len(rows), iter(COLOUR.values()), {}, []
+    fig, ax = canvas(title, height or 1.0 + (0.24 * len(rows) + 0.18) * len(labels))
+    for j, (row, parts) in enumerate(rows.items()):
+        y, end = np.arange(len(labels)) + (j - (len(rows) - 1) / 2) * thick, np.zeros(len(labels))
+        for name, values in parts.items():
+            seen = name in inks
+            inks[name] = inks.get(name) or (colours or {}).get(name) or COLOUR.get(name) or next(spare)
+            ax.barh(y, numbers(values), 0.88 * thick, end, color=inks[name], label=None if seen else name)
+            end = end + numbers(values)
+        for label, place, x in zip(labels, y, end):
+            ax.annotate(f"  {x:.3g}  {row}", (x, place), va="center", fontsize=10)
+            facts.append(f"{label}, {row} {x:.3g}")
+    ax.set_yticks(range(len(labels)), labels)
+    ax.invert_yaxis()
+    ax.set_xlabel(xlabel)
+    ax.set_xlim(0, limit or 1.3 * ax.get_xlim()[1])         # room for the text at the longest bar
+    ax.legend(fontsize=11, loc="upper left", bbox_to_anchor=(1, 1))
+    return Picture(fig, f"{title}. Stacked bars: {'; '.join(facts)}")
 
 
 @styled
@@ -161,7 +192,7 @@ def heat(matrices, title, x=None, y=None, xlabel="", ylabel="", names=None, limi
             turn = dict(rotation=60, ha="right", rotation_mode="anchor") if max(map(len, map(str, x))) > 3 else {}
             ax.set_xticks(range(len(x)), x, fontsize=10, **turn)
         if y is not None and i == 0:
-            ax.set_yticks(range(len(y)), y, fontsize=min(10, 62 * height / len(y)))
+            ax.set_yticks(range(len(y)), y, fontsize=min(10, 50 * height / len(y)))
         elif i:
             ax.set_yticks([])
     low = -limit if min(m.min() for m in matrices) < 0 else 0
@@ -170,11 +201,16 @@ def heat(matrices, title, x=None, y=None, xlabel="", ylabel="", names=None, limi
     return Picture(fig, f"{title}. {len(matrices)} map(s) of {sizes}, largest magnitude {limit:.3g}")
 
 
+def visible(text):
+    """A text in which spaces and line ends can be seen."""
+    return text.replace("\n", "↵").replace(" ", "␣")
+
+
 def boxes(ax, texts, colours=None, notes=None, per_row=60):
     """Texts as boxes on `ax` in reading order, wrapped; returns the number of rows."""
     rows, width = [[]], 0
     for i, text in enumerate(texts):
-        shown = text.replace("\n", "↵").replace(" ", "␣")
+        shown = visible(text)
         wide = max(sum(1.8 if ord(c) > 0x2E80 else 1 for c in shown), len(str(notes[i])) if notes else 1) + 1.2
         if width + wide > per_row and rows[-1]:
             rows.append([])
@@ -189,7 +225,7 @@ def boxes(ax, texts, colours=None, notes=None, per_row=60):
             ink = "white" if name in ("query", "accepted", "rejected", "plain") else "black"
             ax.text(left + wide / 2 - 0.25, 0.27 - r, shown, ha="center", va="center", fontsize=12, color=ink)
             if notes:
-                ax.text(left + wide / 2 - 0.25, -0.2 - r, notes[i], ha="center", va="center", fontsize=9)
+                ax.text(left + wide / 2 - 0.25, -0.2 - r, notes[i], ha="center", va="center", fontsize=10)
     ax.set(xlim=(-0.5, per_row), ylim=(-len(rows) + 0.6, 0.7))
     ax.axis("off")
     return len(rows)
@@ -198,10 +234,38 @@ def boxes(ax, texts, colours=None, notes=None, per_row=60):
 @styled
 def tokens(texts, title="", colours=None, notes=None, per_row=60, height=None):
     """Texts as boxes in reading order, `colours` a name of the palette for each, a small note under each."""
-    fig, ax = canvas(title)
-    rows = boxes(ax, texts, colours, notes, per_row)
-    fig.set_figheight(height or 0.5 + 0.62 * rows)
+    fig, ax = canvas(title, 0.6)
+    room = max(boxes(ax, texts, colours, notes, per_row), ((height or 0) - 0.6) / 0.62)
+    ax.set_ylim(0.6 - room, 0.7)
+    fig.set_figheight(fig.get_figheight() + 0.62 * room)
     return Picture(fig, f"{title}. Tokens: {' | '.join(texts)}")
+
+
+ROUNDS = "application/vnd.qwen-rounds+json"      # the rounds of a player, in the output of its still
+
+
+def round_story(rounds, pieces):
+    """What a player of rounds shows, as data: the text of each emitted token, and of each round its words and counts."""
+    told, drafts, hits, emitted, forwards = [], 0, 0, 0, 0
+    for i, r in enumerate(rounds):
+        drafts, hits, emitted = drafts + len(r.drafted), hits + r.accepted, emitted + len(r.kept)
+        forwards += 1 + r.rolled_back
+        if not r.drafted:
+            title = f"the prompt of {r.pos} tokens is read" if i == 0 else "no room for a draft"
+        elif r.rolled_back:
+            title = f"{r.accepted} of {len(r.drafted)} drafted tokens right, the state is taken back"
+        else:
+            title = f"drafted right, {len(r.kept)} tokens from one forward"
+        verdict = "✗  cut K/V, restore S, read again" if r.rolled_back else "✓  nothing to take back"
+        came = f"the snapshot, then {len(r.kept)} read again" if r.rolled_back else "as the forward left it"
+        rate = f" ({hits / drafts:.0%})" if drafts else ""
+        told.append(dict(
+            title=f"Round {i}: {title}", verdict=verdict if r.drafted else "", origin=f"S: {came}\n{r.pos} tokens in it",
+            tally=f"accepted {hits} of {drafts}{rate}    {emitted} tokens from {forwards} forwards",
+            draft=[visible(pieces([t])[0]) or "half a character" for t in [r.confirmed, *r.drafted]] if i else [],
+            model=[visible(pieces([t])[0]) or "half a character" for t in r.verified],
+            accepted=r.accepted, kept=len(r.kept), rolled_back=r.rolled_back, pos=r.pos, head=r.draft_pos))
+    return {"texts": pieces([token for r in rounds for token in r.kept]), "rounds": told}
 
 
 @styled
@@ -210,56 +274,42 @@ def round_frame(rounds, i, pieces):
 
     `pieces` turns token ids into a list of texts. Drafted tokens stand above what the model itself says there.
     """
-    now, done = rounds[i], rounds[:i + 1]
-    drafts, hits = sum(len(r.drafted) for r in done), sum(r.accepted for r in done)
-    emitted, forwards = sum(len(r.kept) for r in done), i + 1 + sum(r.rolled_back for r in done)
-    if not now.drafted:
-        title = f"Round {i}: the prompt of {now.pos} tokens is read" if i == 0 else f"Round {i}: no room for a draft"
-    elif now.rolled_back:
-        title = f"Round {i}: {now.accepted} of {len(now.drafted)} drafted tokens right, the state is taken back"
-    else:
-        title = f"Round {i}: drafted right, {len(now.kept)} tokens from one forward"
-    tally = (f"accepted {hits} of {drafts}" + (f" ({hits / drafts:.0%})" if drafts else "")
-             + f"    {emitted} tokens from {forwards} forwards")
+    story = round_story(rounds, pieces)
+    now, done = story["rounds"][i], story["rounds"][:i + 1]
     fig = Figure(figsize=(7.2, 4.2))
     text, work, caches = (fig.add_axes(box) for box in ([0.01, 0.56, 0.98, 0.34], [0.01, 0.26, 0.98, 0.3],
                                                         [0.15, 0.07, 0.84, 0.16]))
-    fig.suptitle(title, x=0.01, y=0.98, ha="left", fontsize=15)
+    fig.suptitle(now["title"], x=0.01, y=0.98, ha="left", fontsize=15)
 
-    past = pieces([token for r in done for token in r.kept])
-    colours = ["accepted" if n < r.accepted else "plain" if r is now else "pale" for r in done for n in range(len(r.kept))]
-    colours = [c if c != "accepted" or k >= len(past) - len(now.kept) else "#BFE5D8" for k, c in enumerate(colours)]
+    colours = [("accepted" if r is now else "#BFE5D8") if n < r["accepted"] else "plain" if r is now else "pale"
+               for r in done for n in range(r["kept"])]
+    past = story["texts"][:len(colours)]
     boxes(text, past[-36:], colours[-36:], per_row=66)
     text.set_ylim(-2.6, 0.7)
 
-    right, wrong = COLOUR["accepted"], COLOUR["rejected"]
-    cells = [(0, "from", now.confirmed, "#888888")] if i else []
-    for n, token in enumerate(now.drafted):
-        cells.append((n + 1, "drafted", token, right if n < now.accepted else wrong))
-    for n, token in enumerate(now.verified):
-        cells.append((n + 1, "model", token, right if n < now.accepted else "#444444" if n < len(now.kept) else "#CCCCCC"))
-    shown = [pieces([token])[0].replace("\n", "↵").replace(" ", "␣") or "half a character" for _, _, token, _ in cells]
-    step = max(10, *map(len, shown)) + 1.5
-    for text_, (column, row, _, edge) in zip(shown, cells):
-        work.text(13 + step * column, 1 if row != "model" else 0, text_, ha="center", va="center", fontsize=13,
+    right, wrong, accepted = COLOUR["accepted"], COLOUR["rejected"], now["accepted"]
+    cells = [(column, 1, shown, "#888888" if column == 0 else right if column <= accepted else wrong)
+             for column, shown in enumerate(now["draft"])]
+    cells += [(n + 1, 0, shown, right if n < accepted else "#444444" if n < now["kept"] else "#CCCCCC")
+              for n, shown in enumerate(now["model"])]
+    step = max(10, *(len(shown) for _, _, shown, _ in cells)) + 1.5
+    for column, row, shown, edge in cells:
+        work.text(13 + step * column, row, shown, ha="center", va="center", fontsize=13,
                   color="#AAAAAA" if edge == "#CCCCCC" else "black",
                   bbox=dict(boxstyle="round,pad=0.35", fc="white", ec=edge, lw=2.5))
     work.text(0, 1, "draft" if i else "", va="center", fontsize=12)
     work.text(0, 0, "the model", va="center", fontsize=12)
-    verdict = "✗  cut K/V, restore S, read again" if now.rolled_back else "✓  nothing to take back"
-    work.text(65, 1, verdict if now.drafted else "", ha="right", va="center", fontsize=12,
-              color=wrong if now.rolled_back else right)
-    work.text(65, -0.95, tally, ha="right", va="center", fontsize=12)
+    work.text(65, 1, now["verdict"], ha="right", va="center", fontsize=12, color=wrong if now["rolled_back"] else right)
+    work.text(65, -0.95, now["tally"], ha="right", va="center", fontsize=12)
     work.set(xlim=(-0.5, 66), ylim=(-1.3, 1.5))
     work.axis("off")
 
-    cut = len(now.drafted) + 1 - len(now.kept)
-    caches.barh([1, 0], [now.pos, now.draft_pos], color=COLOUR["key"], height=0.65)
-    caches.barh([1], [cut], left=[now.pos], color="white", edgecolor=wrong, hatch="////", height=0.65, lw=0)
+    cut = max(0, len(now["draft"]) - now["kept"])
+    caches.barh([1, 0], [now["pos"], now["head"]], color=COLOUR["key"], height=0.65)
+    caches.barh([1], [cut], left=[now["pos"]], color="white", edgecolor=wrong, hatch="////", height=0.65, lw=0)
     caches.set_yticks([1, 0], ["K/V, model", "K/V, head"], fontsize=12)
     caches.set_xlim(0, 1.6 * rounds[-1].pos)            # the right part belongs to S
     caches.tick_params(axis="x", labelsize=11)
-    origin = f"S: the snapshot, then {len(now.kept)} read again" if now.rolled_back else "S: as the forward left it"
-    caches.text(0.995, 0.5, f"{origin}\n{now.pos} tokens in it", transform=caches.transAxes, ha="right", va="center",
+    caches.text(0.995, 0.5, now["origin"], transform=caches.transAxes, ha="right", va="center",
                 fontsize=11, bbox=dict(boxstyle="round", fc="#F6E3EE", ec=COLOUR["state"], lw=1.5))
-    return Picture(fig, f"{title}. {tally}. Text: {''.join(past)}")
+    return Picture(fig, f"{now['title']}. {now['tally']}. Text: {''.join(past)}", {ROUNDS: {"start": i, **story}})

@@ -2,23 +2,35 @@
 
 Only what ipywidgets 7.7 and 8 share is used, and no Output widget (they can hang a run).
 """
+import gc
 import html
 
 import ipywidgets as W
+from IPython.display import display
+
+
+# Text and handles that can be seen, and caught, on a projector.
+LARGE = """<style>.demo {--jp-widgets-font-size: 17px; --jp-widgets-inline-height: 34px;
+--jp-widgets-slider-handle-size: 22px; --jp-widgets-slider-track-thickness: 6px;}
+.demo .widget-readout {width: auto; max-width: none; min-width: 4em;}</style>"""
 
 
 class Demo(W.VBox):
-    """Knobs above a picture. Its saved output also carries the first picture, for viewers without a kernel."""
+    """Knobs above a picture. Its saved output also carries the first picture, for viewers without a kernel.
 
-    def __init__(self, children, still):
-        super().__init__(children)
-        self.still = still
+    `live` says in one sentence what moves where there is a kernel; a static page writes it under the still.
+    """
+
+    def __init__(self, children, still, live):
+        super().__init__([W.HTML(LARGE, layout=W.Layout(display="none")), *children])
+        self.add_class("demo")
+        self.still, self.live = still, live
 
     def _repr_mimebundle_(self, **kwargs):
         bundle = super()._repr_mimebundle_(**kwargs)
         data, more = bundle if isinstance(bundle, tuple) else (bundle, {})
         still, still_more = self.still._repr_mimebundle_()
-        return {**data, **still}, {**more, **still_more}
+        return {**data, **still}, {**more, **still_more, "live": self.live}
 
 
 def knob(name, choice):
@@ -41,7 +53,10 @@ def demo(picture, play=False, **knobs):
     """
     sliders = {name: knob(name, choice) for name, choice in knobs.items()}
     still = picture(**{name: slider.value for name, slider in sliders.items()})
-    image = W.Image(value=still.png(), layout=W.Layout(width="100%", max_width="760px"))
+    gc.unfreeze()           # Figures are full of cycles. Collecting them would go through all of torch each time, a
+    gc.collect()            # third of a second in the middle of a move: what exists by now is left out of that.
+    gc.freeze()
+    image = W.Image(value=still.png(quick=True), layout=W.Layout(width="100%", max_width="760px"))
     trouble = W.HTML()
     for name, slider in sliders.items():
         slider.add_class(f"knob-{name}")
@@ -50,7 +65,7 @@ def demo(picture, play=False, **knobs):
 
     def redraw(_):
         try:
-            image.value = picture(**{name: slider.value for name, slider in sliders.items()}).png()
+            image.value = picture(**{name: slider.value for name, slider in sliders.items()}).png(quick=True)
             trouble.value = ""
         except Exception as error:
             trouble.value = f"<pre>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
@@ -62,7 +77,18 @@ def demo(picture, play=False, **knobs):
         button = W.Play(min=rows[0].min, max=rows[0].max, value=rows[0].value, interval=900)
         W.jslink((button, "value"), (rows[0], "value"))
         rows.insert(0, button)
-    return Demo([*rows, image, trouble], still)
+    names = ", ".join(slider.description for slider in sliders.values())
+    return Demo([*rows, image, trouble], still, f"A still. In the notebook a slider moves it: {names}.")
+
+
+def live(pictures):
+    """Show Pictures in one place while they are made, each in place of the one before; the last one stays."""
+    place = None
+    for picture in pictures:
+        if place:
+            place.update(picture)
+        else:
+            place = display(picture, display_id=True)
 
 
 class Transcript(list):
@@ -105,4 +131,4 @@ def chat_box(chat, *questions, **how):
         part.add_class(f"chat-{name}")
     for question in questions:
         ask(question)
-    return Demo([page, W.HBox([line, send, new])], said)
+    return Demo([page, W.HBox([line, send, new])], said, "A still. In the notebook you ask your own question here.")
