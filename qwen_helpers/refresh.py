@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from PIL import Image
 
-from . import chapters, weights
+from . import chapters, slides, weights
 
 ROOT = Path(__file__).resolve().parents[1]
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -30,13 +30,26 @@ METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "
 MEANING = {"code": "its own code", "chapters": "a chapter it imports", "helpers": "qwen_helpers",
            "data": "data/ (the embedded model or the prompts)"}
 
+APART = ("refresh", "slides", "site", "demo", "download")       # modules that no notebook runs
+
 
 class RefreshError(Exception):
     """Why a notebook was not refreshed, in one sentence."""
 
 
 class FixedClient(NotebookClient):
-    """An nbclient that looks for replies every half second: widgets can eat the wake-up that it waits for."""
+    """An nbclient that looks for replies every half second: widgets can eat the wake-up that it waits for.
+
+    Its handler of Ctrl-C stops the kernel and is silent; then `interrupted` is true, and stopping again does nothing.
+    """
+
+    @property
+    def interrupted(self):
+        return hasattr(self, "_async_cleanup_kernel_future")
+
+    async def _async_cleanup_kernel(self):
+        if self.km is not None:
+            await super()._async_cleanup_kernel()
 
     async def async_start_new_kernel_client(self):
         client = await super().async_start_new_kernel_client()
@@ -69,6 +82,8 @@ def run(nb, path, timeout=300, model=weights.TINY):
     try:
         client.execute(env=env)
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        if client.interrupted:
+            raise KeyboardInterrupt from None
         what = (f"{error.ename}: {error.evalue}" if isinstance(error, CellExecutionError) else
                 f"it took more than {timeout} s" if isinstance(error, CellTimeoutError) else "its kernel died")
         heading = next(h for number, h, *_ in chapters.all_code_cells(path) if number == at[-1])
@@ -114,9 +129,11 @@ def imported(text, found):
 def stamp(path):
     """Hashes of all that a notebook's outputs depend on: its code, the chapters it imports, helpers, data."""
     cells = list(chapters.all_code_cells(path))
-    others = imported("\n".join(source for _, _, source, _ in cells), {})
-    helpers = (f for f in (ROOT / "qwen_helpers").glob("*.py") if f.stem not in ("refresh", "demo"))
-    data = (f for part in ("tiny", "prompts", "published") for f in (ROOT / "data" / part).rglob("*") if f.is_file())
+    text = "\n".join(source for _, _, source, _ in cells)
+    others = imported(text, {})
+    helpers = (f for f in (ROOT / "qwen_helpers").glob("*.py") if f.stem not in APART)
+    data = [f for part in ("tiny", "prompts", "published") for f in (ROOT / "data" / part).rglob("*") if f.is_file()]
+    data += [f for f in (ROOT / "data" / "recipe").glob("*") if f'"{f.name}"' in text]
     return {"code": hash_of(f"{sorted(tags)} {source}" for _, _, source, tags in cells),
             "chapters": hash_of(f"{file.name} {text}" for file, text in sorted(others.items())),
             "helpers": hash_of(sorted(helpers)), "data": hash_of(sorted(data))}
@@ -124,7 +141,8 @@ def stamp(path):
 
 def stale(path):
     """What changed since the notebook's outputs were saved, in words; empty if they are fresh."""
-    saved, now = nbformat.read(path, as_version=4).metadata.get("stamp"), stamp(path)
+    now = stamp(path)
+    saved = nbformat.read(path, as_version=4).metadata.get("stamp")
     changed = [MEANING[part] for part in now if saved and saved.get(part) != now[part]]
     return f"{' and '.join(changed)} changed" if changed else "" if saved else "it was never refreshed"
 
@@ -157,7 +175,7 @@ def clean(outputs):
 
 
 def normalise(nb, old=None, keep_timings=False):
-    """Bring a notebook to its one fixed form; outputs that look the same as in `old` keep its bytes."""
+    """Bring a notebook to its one fixed form, slide marks included; outputs that look as in `old` keep its bytes."""
     nb.nbformat, nb.nbformat_minor = 4, 5
     nb.metadata = nbformat.from_dict(METADATA | {k: v for k, v in nb.metadata.items() if k == "stamp"})
     taken, count = {cell.get("id") for cell in nb.cells}, 0
@@ -165,7 +183,7 @@ def normalise(nb, old=None, keep_timings=False):
     for i, cell in enumerate(nb.cells):
         if not re.fullmatch(r"c\d{3,4}", cell.get("id", "")):
             cell["id"] = next(free)
-        cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in ("tags", "slideshow")})
+        cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k == "tags"})
         if cell.cell_type != "code":
             continue
         count += bool(cell.source.strip())
@@ -178,7 +196,17 @@ def normalise(nb, old=None, keep_timings=False):
         for output in cell.outputs:
             if "execution_count" in output:
                 output.execution_count = cell.execution_count
-    return nb
+    return slides.mark(nb)
+
+
+def write_whole(path, text):
+    """Save a text under another name first: whatever happens, `path` is the old file or the new one, never a part."""
+    spare = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        spare.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(spare, path)
+    finally:
+        spare.unlink(missing_ok=True)
 
 
 def refresh(path, timeout=300):
@@ -195,9 +223,7 @@ def refresh(path, timeout=300):
     written = nbformat.writes(nb) + "\n"
     if written == text:
         return "no change"
-    spare = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    spare.write_text(written, encoding="utf-8")
-    os.replace(spare, path)
+    write_whole(path, written)
     return f"saved, {sum(a.get('outputs') != b.get('outputs') for a, b in zip(old.cells, nb.cells))} outputs changed"
 
 
@@ -223,6 +249,11 @@ def main(argv=None):
         except (RefreshError, chapters.ChapterError) as error:
             bad += 1
             print(error, flush=True)
+        except OSError as error:
+            bad += 1
+            print(f"{name} cannot be read or saved ({error.strerror or error}): the file is as it was", flush=True)
+        except KeyboardInterrupt:
+            sys.exit(f"Interrupted: {name} is as it was.")
     sys.exit(bool(bad))
 
 

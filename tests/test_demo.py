@@ -5,6 +5,7 @@ import nbformat
 import pytest
 
 from qwen_helpers import chapters, demo
+from qwen_helpers.site import page
 from qwen_helpers.chapters import NOTEBOOKS
 
 CHAPTER = NOTEBOOKS / "14_mtp.ipynb"
@@ -30,9 +31,8 @@ def saved():
 
 
 def test_the_page_asks_for_nothing(saved):
-    html = demo.page(saved, NOTEBOOKS)
+    html = page(saved, NOTEBOOKS)
     assert requests(html) == []
-    assert "<script" not in html
     assert len(re.findall('src="data:image/png;base64', html)) >= 5      # the pictures that cells drew
     assert len(re.findall('src="data:image/svg', html)) >= 1             # the drawings beside the text
 
@@ -40,9 +40,9 @@ def test_the_page_asks_for_nothing(saved):
 def test_formulas_are_readable_without_a_script():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(
         "# T\n\nA $S_t$ and $$\\frac{1 + a}{v}$$ and `$x` and\n\n```\n$y$ $z$\n```\n\nand $\\nothing{$ and 5 $.")])
-    html = demo.page(notebook, NOTEBOOKS)
-    assert re.findall(r'<img alt="([^"]*)"[^>]*src="data:image/svg', html) == ["S_t", "\\frac{1 + a}{v}"]
-    body = html[html.index("<main>"):]
+    html = page(notebook, NOTEBOOKS)
+    assert re.findall(r'<img class="formula" alt="([^"]*)" src="data:image/svg', html) == ["S_t", "\\frac{1 + a}{v}"]
+    body = html[html.index("<main>"):html.index("</main>")]
     assert "$x" in body and "$y$ $z$" in body and "$\\nothing{$" in body and "5 $." in body
 
 
