@@ -46,6 +46,11 @@ class AttentionState:
             raise ValueError(f"cannot cut {self.length} cached tokens to {length}")
         self.length = length
 
+    def take(self, rows, columns):
+        """Keep these texts of the batch, and of each these columns (rows, T). A key carries its own position along."""
+        self._k, self._v = (x[rows].take_along_dim(columns[:, None, :, None], dim=2) for x in (self.k, self.v))
+        self.length = columns.shape[1]
+
     def snapshot(self):
         return self.length
 
@@ -72,10 +77,12 @@ class DeltaState:
 
     Both are at least fp32, whatever the weights are, and their size does not depend on the text.
     Every token is mixed into S, so it cannot be cut: `snapshot` copies, `restore` puts the copy back.
+    `S_after` and `conv_after` are None, or lists to which each token read adds S and window as they are after it.
     """
 
     def __init__(self, S, conv):
         self.S, self.conv = S, conv
+        self.S_after = self.conv_after = None
 
     def snapshot(self):
         return self.S.clone(), self.conv.clone()
@@ -107,9 +114,23 @@ class State:
     """
 
     def __init__(self, model, batch=1, pads=None):
-        self.pos, self.pads = 0, pads
+        self.pos, self.pads, self.moving = 0, pads, False
         self.device = model.lm_head.weight.device
         self.layers = [layer.new_state(batch) for layer in model.layers]
+
+    def begin(self):
+        """A forward starts. ValueError if the one before was cut off, with some layers moved on and some not."""
+        self.settled()
+        self.moving = True
+
+    def finish(self, T):
+        """All layers have read T more tokens."""
+        self.pos, self.moving = self.pos + T, False
+
+    def settled(self):
+        if self.moving:
+            raise ValueError("a forward was interrupted and left this state half-way: make a new State and read the text "
+                             "again, or roll back to a snapshot")
 
     def mask(self, T):
         """(B, pos + T), True for real tokens, False for padding; None without padding."""
@@ -136,6 +157,7 @@ def known_layers(state):
 
 def snapshot(state):
     """What `rollback` needs to come back to this moment: a length for each K/V cache, a copy of each S and window."""
+    state.settled()
     return state.pos, [layer.snapshot() for layer in known_layers(state)]
 
 
@@ -151,4 +173,4 @@ def rollback(state, saved):
         layer.check(part)
     for layer, part in zip(layers, parts):
         layer.restore(part)
-    state.pos = pos
+    state.pos, state.moving = pos, False

@@ -9,9 +9,9 @@ from checkpoints import PITFALL, write_checkpoint
 from qwen_helpers.linear import BIG, Linear, speed_up
 
 
-@pytest.fixture(autouse=True)
-def two_cores(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+@pytest.fixture(autouse=True, params=[1, 2])
+def cores(monkeypatch, request):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
 
 
 def layer(rows, columns):
