@@ -1,0 +1,222 @@
+"""How fast the model of the notebooks is at the real size: `make bench` prints one table and writes build/bench.json.
+
+Random weights of the full 0.8B shape: they take exactly as long as the real ones, and write nonsense. Contenders take
+turns in one process; a figure is the median of at least 7 turns, a ratio is that of two medians, with the lowest and
+the highest ratio of a single turn behind it. What a draft is worth cannot be had from random weights, so the draft
+head really runs, and what it proposes is then replaced by the right or by a wrong token in the wanted proportion.
+"""
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+from statistics import median
+
+import torch
+
+import qwen_helpers  # noqa: F401  (makes `chapters.*` importable)
+from chapters.chunk import chunk_rule
+from chapters.deltanet import some_tokens
+from chapters.depth import DeepDrafter, depth_rounds
+from chapters.model import Model
+from chapters.mtp import MTP, stopwatch
+from chapters.sample import stream
+from checkpoint import FOLDER, full_size
+from qwen_helpers.cache import State
+from qwen_helpers.weights import load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+TURNS, CONTEXT = 9, 64
+LOAD = """
+import resource, sys, time
+import torch, qwen_helpers
+from chapters.model import Model
+before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+model = Model.from_pretrained(sys.argv[1], torch.bfloat16)
+seconds = time.perf_counter() - start
+model(torch.zeros(1, 1, dtype=torch.long))
+print(seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+def turns(steps, count=TURNS):
+    """Name -> seconds of `count` runs; the steps take turns, after one run of each that does not count."""
+    seconds = {name: [] for name in steps}
+    for turn in range(count + 1):
+        for name, step in steps.items():
+            lap = stopwatch()
+            step()
+            if turn:
+                seconds[name].append(lap())
+    return seconds
+
+
+def ratio(slow, fast):
+    """How many times faster `fast` is: (of the medians, lowest and highest of a single turn)."""
+    each = sorted(a / b for a, b in zip(slow, fast))
+    return median(slow) / median(fast), each[0], each[-1]
+
+
+def decode(model, rows, batch=1):
+    """A forward of `rows` new tokens on a filled state, the same context each time."""
+    state, ids = State(model, batch), torch.zeros(batch, rows, dtype=torch.long)
+    model.hidden(torch.zeros(batch, CONTEXT, dtype=torch.long), state)
+    return lambda: model(ids, state)
+
+
+def theirs(path, dtype):
+    """The same checkpoint in transformers, and a step that decodes one token."""
+    import transformers
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    cache = model(torch.zeros(1, CONTEXT, dtype=torch.long), use_cache=True).past_key_values
+    one = torch.zeros(1, 1, dtype=torch.long)
+    return model, lambda: model(one, past_key_values=cache, use_cache=True)
+
+
+class Replaced(DeepDrafter):
+    """The draft head runs for each draft; then the right or a wrong token takes the place of what it proposed."""
+
+    def __init__(self, model, mtp, text, average, **options):
+        """`text` is what the model says; `average` drafts of each round shall be right."""
+        super().__init__(model, mtp, **options)
+        self.text, self.counts = text, spread(average)
+
+    def propose(self):
+        drafted, right = super().propose(), next(self.counts)
+        done = self.state.length - CONTEXT + 1                          # tokens written so far
+        coming = self.text[done:done + len(drafted)]
+        return [token if i < right else token ^ 1 for i, token in enumerate(coming)]
+
+
+def spread(average):
+    """Endless whole numbers with this average, as even as can be: 1.738 -> 1, 2, 2, 1, ..."""
+    total = 0.0
+    while True:
+        yield int(total + average) - int(total)
+        total += average
+
+
+def speculative(model, mtp, average, N, words=8192, tokens=48):
+    """Two runs that write the same tokens, plain and with `average` of N drafts a round accepted."""
+    prompt = torch.zeros(1, CONTEXT, dtype=torch.long)
+    text = list(stream(model, prompt, tokens + N + 1))
+
+    def plain():
+        assert list(stream(model, prompt, tokens)) == text[:tokens]
+
+    def drafting():
+        drafter = Replaced(model, mtp, text, average, N=N, words=torch.arange(words))
+        rounds = list(depth_rounds(model, prompt, tokens, drafter=drafter))
+        assert [token for r in rounds for token in r.kept] == text[:tokens]
+    return {"plain": plain, "drafting": drafting}
+
+
+def reading_speed(model):
+    """Bytes a second at which this machine adds up the model's largest matrix: what decoding can reach at best."""
+    big = model.embed_tokens.weight
+    words = big.view(torch.float32) if big.dtype != torch.float32 else big
+    return lambda: words.sum()
+
+
+def delta_growth():
+    """Seconds of the chunked rule alone at the real size, for 1,024 to 16,384 tokens."""
+    steps = {}
+    for T in (1024, 2048, 4096, 8192, 16384):
+        parts = some_tokens(1, 16, T, 128, 128)
+        steps[T] = lambda parts=parts: chunk_rule(*parts)
+    return turns(steps, 3)
+
+
+def real_size(path, dtype, rows, note):
+    """Figures of one dtype at the real size, each handed to `note(name, ratio, goal)`."""
+    model, mtp = Model.from_pretrained(path, dtype), MTP.from_pretrained(load_config(path), path, dtype)
+    name = str(dtype).removeprefix("torch.")
+    other, their_step = theirs(path, dtype)
+    one = decode(model, 1)
+    took = turns({"ours": one, "theirs": their_step, "read": reading_speed(model),
+                  **{f"{n} rows": decode(model, n) for n in rows}, "8 texts": decode(model, 1, 8)})
+    weights = sum(p.nbytes for p in model.parameters())
+    floor = [s * weights / model.embed_tokens.weight.nbytes for s in took["read"]]
+    note(f"{name}: plain decode, ours against transformers", ratio(took["theirs"], took["ours"]),
+         1.3 if dtype == torch.float32 else 1.5, median(took["ours"]))
+    note(f"{name}: share of the reading speed that plain decode reaches", ratio(floor, took["ours"]), 0.8)
+    for n in rows:
+        note(f"{name}: {n} rows against 1", ratio(took[f"{n} rows"], took["ours"]), -1.08 if n == 2 else -1.15)
+    if dtype == torch.bfloat16:
+        note(f"{name}: tokens a second, batch of 8 against 1", tuple(8 * x for x in ratio(took["ours"], took["8 texts"])), 3)
+    cases = [(0.52, 1, 1.30), (0.89, 1, 1.65)] if dtype == torch.float32 else [(1.738, 3, 2.0)]
+    for average, N, goal in cases:
+        took = turns(speculative(model, mtp, average, N), 7)
+        what = f"{average:.0%} of one draft" if N == 1 else f"{1 + average} tokens a round, {N} drafts"
+        note(f"{name}: speed-up at {what}", ratio(took["plain"], took["drafting"]), goal, median(took["drafting"]))
+    if dtype == torch.float32:
+        ids = torch.zeros(1, 2048, dtype=torch.long)
+        took = turns({"ours": lambda: model.hidden(ids, State(model)), "theirs": lambda: other.model(ids)}, 3)
+        note("float32: prefill of 2,048 tokens against transformers", ratio(took["theirs"], took["ours"]), 2,
+             median(took["ours"]))
+
+
+def embedded(note):
+    """Plain against drafting with real acceptance on the embedded model, a mean over text types of data/prompts."""
+    from chapters.chat import Chat
+    from chapters.mtp import load_prompts, prompt_ids
+    from qwen_helpers.weights import TINY
+    torch.set_num_threads(1)                     # so small a model only waits for a second thread
+    model, mtp = Model.from_pretrained(TINY), MTP.from_pretrained(load_config(TINY), TINY)
+    chat, ratios = Chat(model, TINY), {}
+    for entry in load_prompts(TINY):
+        ids = prompt_ids(chat, entry)
+        took = turns({"plain": lambda: list(stream(model, ids, 60, chat.stop)),
+                      "drafting": lambda: list(depth_rounds(model, ids, 60, chat.stop,
+                                                            drafter=DeepDrafter(model, mtp, 2)))}, 3)
+        ratios.setdefault(entry["type"], []).append(ratio(took["plain"], took["drafting"])[0])
+    means = sorted(sum(values) / len(values) for values in ratios.values())
+    note("embedded model: speed-up at its own acceptance, mean over text types",
+         (sum(means) / len(means), means[0], means[-1]), 1.5)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=FOLDER, help="where the random model lies")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench.json")
+    args = parser.parse_args()
+    full_size(args.model)
+    torch.manual_seed(0)
+    torch.set_grad_enabled(False)
+    figures = []
+
+    def note(name, found, goal, seconds=None):
+        """Print and keep one figure; a goal below zero is one that must not be passed."""
+        met = found[0] <= -goal if goal < 0 else found[0] >= goal
+        figures.append(dict(figure=name, ratio=found[0], lowest=found[1], highest=found[2], goal=goal, met=met,
+                            seconds=seconds))
+        print(f"{'✓' if met else '✗'} {name}: {found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f}), "
+              f"goal {'at most' if goal < 0 else 'at least'} {abs(goal)}"
+              + (f"; {seconds:.3f} s" if seconds else ""), flush=True)
+
+    size = sum(file.stat().st_size for file in args.model.glob("*.safetensors"))
+    loads = [subprocess.run([sys.executable, "-c", LOAD, str(args.model)], capture_output=True, text=True, check=True,
+                            cwd=ROOT).stdout.split() for _ in range(3)]
+    seconds, memory = (sorted(float(load[i]) for load in loads) for i in (0, 1))
+    note("loading the bf16 checkpoint, seconds until ready", (seconds[1], seconds[0], seconds[2]), -1)
+    note("resident memory after one token, against the file", tuple(m / size for m in (memory[1], *memory[::2])), -1.1)
+    real_size(args.model, torch.float32, [2], note)
+    real_size(args.model, torch.bfloat16, [2, 4], note)
+    took = delta_growth()
+    per_token = [median(took[T]) / T for T in took]
+    note("chunked rule, seconds a token at 16,384 against 1,024 tokens",
+         (per_token[-1] / per_token[0], min(per_token) / per_token[0], max(per_token) / per_token[0]), -1.1)
+    embedded(note)
+    machine = dict(machine=platform.processor() or platform.machine(), cores=torch.get_num_threads(),
+                   python=platform.python_version(), torch=torch.__version__, date=str(date.today()))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(machine | {"turns": TURNS, "figures": figures}, indent=1))
+    print(f"{args.out} written")
+
+
+if __name__ == "__main__":
+    main()
