@@ -1,5 +1,7 @@
 # make lab   opens the course in JupyterLab        make test   runs all tests
 # make demo  runs chapter 14 without a browser     make refresh   runs the notebooks whose saved outputs are stale
+# make html  builds a web site of all chapters      make show   shows chapter 14's live pictures without their code
+# make soak  tries the exactness tests on 10,000 cases each, make test-oldest runs all tests on the oldest packages
 # make tiny  makes the embedded model again, from text to weights (hours)
 
 PYTHON ?= python3
@@ -11,8 +13,24 @@ lab: .venv/ready
 test: .venv/ready
 	$(PY) -m pytest $(ARGS)
 
+# CASES=500 tries fewer.
+soak: .venv/ready
+	$(PY) -m pytest --hypothesis-profile=soak --hypothesis-show-statistics tests/test_exact.py $(ARGS)
+
+# Old packages warn about each other: only here may they.
+test-oldest: .venv-oldest/ready
+	.venv-oldest/bin/python -m pytest -W default $(ARGS)
+
 demo: .venv/ready
 	$(PY) -m qwen_helpers.demo
+
+html: .venv/ready
+	$(PY) -m qwen_helpers.site $(ARGS)
+
+show: .venv/ready
+	JUPYTER_PATH=qwen_helpers/pages $(PY) -m voila notebooks/show.ipynb --template=show \
+		--VoilaConfiguration.extension_allowlist=@jupyter-widgets/jupyterlab-manager \
+		--VoilaConfiguration.extension_allowlist=@voila-dashboards/widgets-manager8 $(ARGS)
 
 refresh: .venv/ready
 	$(PY) -m qwen_helpers.refresh $(ARGS)
@@ -28,7 +46,12 @@ tiny: .venv/ready
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is %d.%d: name another with make PYTHON=/path/to/python3" % sys.version_info[:2])'
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "This Python makes no virtual environments: on Debian or Ubuntu, apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --constraint constraints.txt --editable '.[test]'
+	$(PY) -m pip install --constraint constraints.txt --editable '.[show,test]'
 	@touch $@
 
-.PHONY: lab test demo refresh tiny
+.venv-oldest/ready: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --constraint constraints-oldest.txt --editable '.[show,test]'
+	@touch $@
+
+.PHONY: lab test soak test-oldest demo html show refresh tiny

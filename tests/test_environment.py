@@ -11,6 +11,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from qwen_helpers.chapters import NOTEBOOKS, all_code_cells, blank_magics
 
@@ -43,6 +44,19 @@ def constraints():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return {canonicalize_name(name): version for name, _, version in
             (line.partition("==") for line in lines if line and not line.startswith("#"))}
+
+
+def test_the_oldest_versions_are_the_ones_that_are_tested():
+    """`make test-oldest` installs the lower bound of each package, so that no bound is only claimed."""
+    lines = (ROOT / "constraints-oldest.txt").read_text().splitlines()
+    pins = {canonicalize_name(name): version for name, _, version in
+            (line.partition("==") for line in lines if not line.startswith("#"))}
+    bounds = {canonicalize_name(r.name): r.specifier for r in map(Requirement, [
+        *PROJECT["dependencies"], *(line for extra in PROJECT["optional-dependencies"].values() for line in extra)])}
+    assert pins.keys() == bounds.keys()
+    for name, version in pins.items():
+        least, = (bound.version for bound in bounds[name] if bound.operator == ">=")
+        assert Version(least) == Version(version), name
 
 
 def test_conda_and_pip_ask_for_the_same():
@@ -105,7 +119,42 @@ def test_only_declared_packages_are_imported(path):
     assert found <= NEEDED.keys() | {"ipython"}
 
 
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.name)
+def test_lessons_use_no_magics(path):
+    """Shell lines and magics differ between Windows, macOS and Colab, and are no Python."""
+    for _, _, source, _ in all_code_cells(path):
+        ast.parse(source)
+
+
+def opened_without_encoding(tree):
+    """Calls that read or write text in whatever encoding the system prefers; on Windows that is not UTF-8."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or any(word.arg == "encoding" for word in node.keywords):
+            continue
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        mode = [a.value for a in [*node.args[1:2], *(w.value for w in node.keywords if w.arg == "mode")]
+                if isinstance(a, ast.Constant)]
+        if name == "read_text" and not node.args or name == "write_text" and len(node.args) < 2 \
+                or isinstance(node.func, ast.Name) and name == "open" and "b" not in "".join(map(str, mode)):
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.name for path in FILES])
+def test_text_files_are_opened_as_utf8(path):
+    if path.suffix == ".py":
+        sources = [path.read_text(encoding="utf-8")]
+    else:
+        sources = [blank_magics(source) for _, _, source, _ in all_code_cells(path)]
+    assert not [call for source in sources for call in opened_without_encoding(ast.parse(source))]
+
+
+def test_control_an_encoding_left_out_is_found():
+    calls = "open(p); open(p, 'rb'); open(p, 'w'); p.read_text(); p.read_text('utf-8'); p.write_text(s); " \
+            "open(p, encoding='utf-8'); p.write_text(s, 'utf-8'); open(p, mode='ab')"
+    assert list(opened_without_encoding(ast.parse(calls))) == ["open(p)", "open(p, 'w')", "p.read_text()", "p.write_text(s)"]
+
+
 def test_package_data_is_declared():
     assert list((ROOT / "qwen_helpers" / "fonts").iterdir())
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"] == \
-        {"qwen_helpers": ["fonts/*"]}
+        {"qwen_helpers": ["fonts/*", "pages/**/*"]}
