@@ -57,7 +57,8 @@ def test_one_fixed_form(refreshed):
     assert [cell["id"] for cell in notebook["cells"]] == ["c000", "c001", "c002", "c003", "c004"]
     assert [cell["execution_count"] for cell in notebook["cells"][1:]] == [1, 2, 3, None]
     assert all(cell["metadata"].keys() <= {"tags", "slideshow"} for cell in notebook["cells"])
-    assert notebook["cells"][2]["metadata"]["slideshow"] == {"slide_type": "slide"}
+    assert notebook["cells"][0]["metadata"]["slideshow"] == {"slide_type": "slide"}             # a heading
+    assert notebook["cells"][2]["metadata"].get("slideshow") != {"slide_type": "slide"}         # set by hand, no heading
     printed, drawn = notebook["cells"][1]["outputs"]                   # no stderr, no progress bar
     assert "".join(printed["text"]) == "30 %\n"
     assert drawn["data"].keys() == {"image/png", "text/plain"} and drawn["execution_count"] == 1
