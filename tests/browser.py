@@ -150,7 +150,7 @@ class Chapter:
         self.page.evaluate(WATCH)
         self.page.get_by_role("menuitem", name="Run", exact=True).click()
         self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-        self.page.wait_for_function(RAN, timeout=180_000)
+        self.page.wait_for_function(RAN, timeout=600_000)
 
     def settle(self):
         """Wait until the kernel has answered everything and the page has followed."""
