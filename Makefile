@@ -2,6 +2,7 @@
 # make demo  runs chapter 14 without a browser     make refresh   runs the notebooks whose saved outputs are stale
 # make html  builds a web site of all chapters      make show   shows chapter 14's live pictures without their code
 # make soak  tries the exactness tests on 10,000 cases each, make test-oldest runs all tests on the oldest packages
+# make bench times the model at the real size against transformers, on random weights (several minutes, 10 GB of memory)
 # make tiny  makes the embedded model again, from text to weights (hours)
 
 PYTHON ?= python3
@@ -23,6 +24,9 @@ test-oldest: .venv-oldest/ready
 
 demo: .venv/ready
 	$(PY) -m qwen_helpers.demo
+
+bench: .venv/ready
+	$(PY) tests/bench/speed.py $(ARGS)
 
 html: .venv/ready
 	$(PY) -m qwen_helpers.site $(ARGS)
@@ -54,4 +58,4 @@ tiny: .venv/ready
 	.venv-oldest/bin/python -m pip install --constraint constraints-oldest.txt --editable '.[show,test]'
 	@touch $@
 
-.PHONY: lab test soak test-oldest demo html show refresh tiny
+.PHONY: lab test soak test-oldest bench demo html show refresh tiny
