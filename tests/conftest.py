@@ -2,8 +2,10 @@ import os
 
 import pytest
 from hypothesis import settings
+from playwright.sync_api import sync_playwright
 
 import qwen_helpers  # noqa: F401  (makes `chapters.*` importable)
+from browser import chromium
 
 # How many cases a property gets that does not say so itself: `make test` tries a few, always the same ones,
 # `make soak` tries many new ones.
@@ -12,6 +14,15 @@ settings.register_profile("soak", max_examples=int(os.environ.get("CASES", 10_00
 settings.load_profile("short")
 
 LINES = []
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, for all tests of a file."""
+    with sync_playwright() as playwright:
+        running = chromium(playwright)
+        yield running
+        running.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,20 +5,12 @@ What is timed is told at the end of the run and fails nothing: machines differ.
 import statistics
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
-from browser import Chapter, chromium, jupyterlab
+from browser import Chapter, jupyterlab
 from notebook import PATHS, cells
 
 expect.set_options(timeout=30_000)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        running = chromium(playwright)
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

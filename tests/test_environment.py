@@ -105,16 +105,19 @@ def imports_of(node):
         yield from imports_of(child)
 
 
+def trees(path):
+    """The syntax trees of a Python file, or of a notebook's code cells."""
+    sources = [path.read_text(encoding="utf-8")] if path.suffix == ".py" else \
+        [blank_magics(source) for _, _, source, _ in all_code_cells(path)]
+    return [ast.parse(source) for source in sources]
+
+
 FILES = sorted(NOTEBOOKS.glob("*.ipynb")) + sorted((ROOT / "qwen_helpers").glob("*.py"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.name for path in FILES])
 def test_only_declared_packages_are_imported(path):
-    if path.suffix == ".py":
-        sources = [path.read_text(encoding="utf-8")]
-    else:
-        sources = [blank_magics(source) for _, _, source, _ in all_code_cells(path)]
-    found = {name for source in sources for name in imports_of(ast.parse(source))} - sys.stdlib_module_names
+    found = {name for tree in trees(path) for name in imports_of(tree)} - sys.stdlib_module_names
     found = {canonicalize_name(IMPORT_NAME.get(name, name)) for name in found - {"qwen_helpers", "chapters"}}
     assert found <= NEEDED.keys() | {"ipython"}
 
@@ -141,11 +144,7 @@ def opened_without_encoding(tree):
 
 @pytest.mark.parametrize("path", FILES, ids=[path.name for path in FILES])
 def test_text_files_are_opened_as_utf8(path):
-    if path.suffix == ".py":
-        sources = [path.read_text(encoding="utf-8")]
-    else:
-        sources = [blank_magics(source) for _, _, source, _ in all_code_cells(path)]
-    assert not [call for source in sources for call in opened_without_encoding(ast.parse(source))]
+    assert not [call for tree in trees(path) for call in opened_without_encoding(tree)]
 
 
 def test_control_an_encoding_left_out_is_found():

@@ -1,5 +1,4 @@
 """`make html` and `make show`: pages that need no network, a player that is true to its rounds, slides that fit."""
-import json
 import os
 import re
 import signal
@@ -11,9 +10,9 @@ import time
 import nbformat
 import pytest
 from nbconvert.exporters import SlidesExporter
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
-from browser import LOCAL, chromium
+from browser import LOCAL
 from notebook import PATHS, each_notebook
 from qwen_helpers import chapters, refresh, site, slides
 from qwen_helpers.draw import ROUNDS
@@ -92,14 +91,6 @@ def built(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(refresh, "stale", lambda path: "")
         return site.build(tmp_path_factory.mktemp("site") / "out").parent
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        running = chromium(playwright)
-        yield running
-        running.close()
 
 
 @pytest.fixture(params=["light", "dark"])

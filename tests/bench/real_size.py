@@ -1,8 +1,8 @@
 """Run chapters on a random model of the full 0.8B size: `python tests/bench/real_size.py [slug ...]`.
 
 Prints the time and the peak memory of each kernel. Pages of the weight file that were read count as memory each time
-that the file is mapped, though all mappings and all kernels of a machine share them. Random weights write nonsense and draft worse than chance: a chapter must not
-stop on that.
+that the file is mapped, though all mappings and all kernels of a machine share them. Random weights write nonsense and
+draft worse than chance: a chapter must not stop on that.
 """
 import argparse
 import os
@@ -16,7 +16,8 @@ from qwen_helpers.chapters import chapter_file
 from qwen_helpers.refresh import RefreshError, run
 
 CHAPTERS = ["weights", "model", "cache", "mtp"]
-PEAK = "import resource, sys\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024))"
+PEAK = """import resource, sys
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))"""
 
 
 def run_chapter(slug, model):
