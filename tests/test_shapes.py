@@ -17,7 +17,7 @@ from shapes import sizes
 def run(path):
     """What tests/shapes.py says about a notebook, run in a process of its own as a kernel would."""
     done = subprocess.run([sys.executable, Path(__file__).with_name("shapes.py"), path], cwd=NOTEBOOKS, text=True,
-                          env=os.environ | {"QWEN_MODEL": str(TINY), "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"},
+                          env=os.environ | {"QWEN_MODEL": str(TINY), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
