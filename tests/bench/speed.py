@@ -7,6 +7,7 @@ head really runs, and what it proposes is then replaced by the right or by a wro
 """
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -17,15 +18,16 @@ from statistics import median
 import torch
 
 import qwen_helpers  # noqa: F401  (makes `chapters.*` importable)
+from chapters.chat import Chat
 from chapters.chunk import chunk_rule
 from chapters.deltanet import some_tokens
-from chapters.depth import DeepDrafter, depth_rounds
+from chapters.depth import DeepDrafter, depth_rounds, keep_each, select_kept
 from chapters.model import Model
-from chapters.mtp import MTP, stopwatch
+from chapters.mtp import MTP, likeliest, load_prompts, mtp_rounds, prompt_ids, stopwatch
 from chapters.sample import stream
 from checkpoint import FOLDER, full_size
 from qwen_helpers.cache import State
-from qwen_helpers.weights import load_config
+from qwen_helpers.weights import TINY, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 TURNS, CONTEXT = 9, 64
@@ -41,13 +43,17 @@ print(seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1
 """
 
 
-def turns(steps, count=TURNS):
-    """Name -> seconds of `count` runs; the steps take turns, after one run of each that does not count."""
+def turns(steps, count=TURNS, begin=None):
+    """Name -> seconds of `count` runs; the steps take turns, after one run of each that does not count.
+
+    What `begin[name]()` returns is made before the clock starts, and handed to the step.
+    """
     seconds = {name: [] for name in steps}
     for turn in range(count + 1):
         for name, step in steps.items():
+            given = [begin[name]()] if begin else []
             lap = stopwatch()
-            step()
+            step(*given)
             if turn:
                 seconds[name].append(lap())
     return seconds
@@ -85,11 +91,18 @@ class Replaced(DeepDrafter):
         super().__init__(model, mtp, **options)
         self.text, self.counts = text, spread(average)
 
+    def written(self):
+        """How many tokens of the text are written."""
+        return max(0, self.state.length - CONTEXT + 1)
+
     def propose(self):
         drafted, right = super().propose(), next(self.counts)
-        done = self.state.length - CONTEXT + 1                          # tokens written so far
-        coming = self.text[done:done + len(drafted)]
+        coming = self.text[self.written():][:len(drafted)]
         return [token if i < right else token ^ 1 for i, token in enumerate(coming)]
+
+    def choose(self, logits, drafted):
+        """The text, where greedy choice stands: with random weights the last bits of bf16 decide between two tokens."""
+        return self.text[self.written():][:len(likeliest(logits))]
 
 
 def spread(average):
@@ -100,19 +113,27 @@ def spread(average):
         total += average
 
 
-def speculative(model, mtp, average, N, words=8192, tokens=48):
-    """Two runs that write the same tokens, plain and with `average` of N drafts a round accepted."""
-    prompt = torch.zeros(1, CONTEXT, dtype=torch.long)
+def speculative(model, mtp, average, N, tokens=48):
+    """Seconds of plain decoding and of drafting with `average` of N drafts a round accepted, the prompt read before.
+
+    The head drafts over 8,192 words, as in chapter 15.
+    """
+    prompt, words = torch.zeros(1, CONTEXT, dtype=torch.long), torch.arange(8192)
     text = list(stream(model, prompt, tokens + N + 1))
 
-    def plain():
-        assert list(stream(model, prompt, tokens)) == text[:tokens]
+    def started(run):
+        next(run)
+        return run
 
-    def drafting():
-        drafter = Replaced(model, mtp, text, average, N=N, words=torch.arange(words))
-        rounds = list(depth_rounds(model, prompt, tokens, drafter=drafter))
-        assert [token for r in rounds for token in r.kept] == text[:tokens]
-    return {"plain": plain, "drafting": drafting}
+    def rounds():
+        drafter = Replaced(model, mtp, text, average, N=N, words=words)
+        return mtp_rounds(model, mtp, prompt, tokens, drafter=drafter, choose=drafter.choose, save=keep_each,
+                          back=select_kept)
+
+    def drafting(run):
+        assert [token for r in run for token in r.kept] == text[1:tokens]
+    begin = {"plain": lambda: started(stream(model, prompt, tokens)), "drafting": lambda: started(rounds())}
+    return turns({"plain": list, "drafting": drafting}, 7, begin)
 
 
 def reading_speed(model):
@@ -147,10 +168,11 @@ def real_size(path, dtype, rows, note):
     for n in rows:
         note(f"{name}: {n} rows against 1", ratio(took[f"{n} rows"], took["ours"]), -1.08 if n == 2 else -1.15)
     if dtype == torch.bfloat16:
-        note(f"{name}: tokens a second, batch of 8 against 1", tuple(8 * x for x in ratio(took["ours"], took["8 texts"])), 3)
+        note(f"{name}: tokens a second, batch of 8 against 1",
+             tuple(8 * x for x in ratio(took["ours"], took["8 texts"])), 3)
     cases = [(0.52, 1, 1.30), (0.89, 1, 1.65)] if dtype == torch.float32 else [(1.738, 3, 2.0)]
     for average, N, goal in cases:
-        took = turns(speculative(model, mtp, average, N), 7)
+        took = speculative(model, mtp, average, N)
         what = f"{average:.0%} of one draft" if N == 1 else f"{1 + average} tokens a round, {N} drafts"
         note(f"{name}: speed-up at {what}", ratio(took["plain"], took["drafting"]), goal, median(took["drafting"]))
     if dtype == torch.float32:
@@ -162,9 +184,6 @@ def real_size(path, dtype, rows, note):
 
 def embedded(note):
     """Plain against drafting with real acceptance on the embedded model, a mean over text types of data/prompts."""
-    from chapters.chat import Chat
-    from chapters.mtp import load_prompts, prompt_ids
-    from qwen_helpers.weights import TINY
     torch.set_num_threads(1)                     # so small a model only waits for a second thread
     model, mtp = Model.from_pretrained(TINY), MTP.from_pretrained(load_config(TINY), TINY)
     chat, ratios = Chat(model, TINY), {}
@@ -177,6 +196,14 @@ def embedded(note):
     means = sorted(sum(values) / len(values) for values in ratios.values())
     note("embedded model: speed-up at its own acceptance, mean over text types",
          (sum(means) / len(means), means[0], means[-1]), 1.5)
+
+
+def machine():
+    """The processor's own name, on Linux; elsewhere its architecture."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def main():
@@ -211,10 +238,10 @@ def main():
     note("chunked rule, seconds a token at 16,384 against 1,024 tokens",
          (per_token[-1] / per_token[0], min(per_token) / per_token[0], max(per_token) / per_token[0]), -1.1)
     embedded(note)
-    machine = dict(machine=platform.processor() or platform.machine(), cores=torch.get_num_threads(),
+    about = dict(machine=machine(), cores=os.cpu_count(),
                    python=platform.python_version(), torch=torch.__version__, date=str(date.today()))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(machine | {"turns": TURNS, "figures": figures}, indent=1))
+    args.out.write_text(json.dumps(about | {"turns": TURNS, "figures": figures}, indent=1))
     print(f"{args.out} written")
 
 
