@@ -10,7 +10,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from matplotlib import font_manager
+from matplotlib import font_manager, ticker
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
@@ -82,9 +82,25 @@ def styled(draw):
     return inside
 
 
+def plain_ticks(axis, values):
+    """Ticks as people write numbers: no half tokens along whole numbers, no powers of ten for everyday ones."""
+    if axis.get_scale() == "log":
+        low, high = axis.get_view_interval()
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,)))
+        axis.set_minor_formatter(ticker.NullFormatter())
+        if 1e-3 <= low and high <= 1e6:
+            axis.set_major_formatter("{x:,g}")
+    elif (values == values.round()).all():
+        axis.set_major_locator(ticker.MaxNLocator("auto", integer=True))
+
+
 @styled
-def lines(x, series, title, xlabel="", ylabel="", colours=None, log="", marks=None, points=False, limits=None, height=3.2):
-    """One line for each name -> values of `series`; `log` is "x", "y" or "xy"; `marks` name -> x draws a dotted line."""
+def lines(x, series, title, xlabel="", ylabel="", colours=None, log="", marks=None, points=False, limits=None, height=3.2,
+          beside=False):
+    """One line for each name -> values of `series`; `log` is "x", "y" or "xy"; `marks` name -> x draws a dotted line.
+
+    The legend of many lines stands `beside` them.
+    """
     fig, ax = canvas(title, height)
     free = [name for name in dict.fromkeys(["plain", *COLOUR]) if name not in ("value", "pale", *series)]
     spare = iter([COLOUR[name] for name in free] * 2)
@@ -96,8 +112,11 @@ def lines(x, series, title, xlabel="", ylabel="", colours=None, log="", marks=No
         ax.annotate(f" {name}", (at, 1), xycoords=("data", "axes fraction"), va="top", fontsize=11)
     ax.set(xlabel=xlabel, ylabel=ylabel, xscale="log" if "x" in log else "linear",
            yscale="log" if "y" in log else "linear", ylim=limits)
+    for axis, values in (ax.xaxis, [x]), (ax.yaxis, series.values()):
+        plain_ticks(axis, np.concatenate([numbers(some) for some in values]))
     if len(series) > 1 or next(iter(series)):
-        ax.legend(fontsize=12)
+        place = dict(loc="upper left", bbox_to_anchor=(1, 1)) if beside or len(series) > 5 else {}
+        ax.legend(fontsize=12, **place)
     ends = "; ".join(f"{name} {numbers(v)[0]:.3g} to {numbers(v)[-1]:.3g}" for name, v in series.items())
     return Picture(fig, f"{title}. Lines over {xlabel or 'x'}: {ends}")
 
@@ -134,7 +153,8 @@ def bars(labels, values, title, xlabel="", colours=None, intervals=None, texts=N
         ax.errorbar(values, y, xerr=xerr, fmt="none", color="black", lw=1.5, capsize=3)
     for i, text in enumerate(texts or []):
         end = max(values[i], intervals[i][1] if intervals is not None else 0)
-        ax.annotate(f"  {text}", (end, i), va="center", fontsize=11)
+        ax.annotate(text, (end, i), (8, 0), textcoords="offset points", va="center", fontsize=11,
+                    bbox=dict(fc="white", ec="none", pad=0.5))
     for name, at in (marks or {}).items():
         ax.axvline(at, color=COLOUR["plain"], ls=":", lw=1.5, label=name)
     if marks:
@@ -206,8 +226,8 @@ def visible(text):
     return text.replace("\n", "↵").replace(" ", "␣")
 
 
-def boxes(ax, texts, colours=None, notes=None, per_row=60):
-    """Texts as boxes on `ax` in reading order, wrapped; returns the number of rows."""
+def wrapped(texts, notes=None, per_row=60):
+    """Rows of boxes: for each text its index, what is shown, where its box begins and how wide it is."""
     rows, width = [[]], 0
     for i, text in enumerate(texts):
         shown = visible(text)
@@ -217,6 +237,12 @@ def boxes(ax, texts, colours=None, notes=None, per_row=60):
             width = 0
         rows[-1].append((i, shown, width, wide))
         width += wide
+    return rows
+
+
+def boxes(ax, texts, colours=None, notes=None, per_row=60):
+    """Texts as boxes on `ax` in reading order, wrapped; returns the number of rows."""
+    rows = wrapped(texts, notes, per_row)
     for r, row in enumerate(rows):
         for i, shown, left, wide in row:
             name = colours[i] if colours else "pale"
@@ -284,7 +310,9 @@ def round_frame(rounds, i, pieces):
     colours = [("accepted" if r is now else "#BFE5D8") if n < r["accepted"] else "plain" if r is now else "pale"
                for r in done for n in range(r["kept"])]
     past = story["texts"][:len(colours)]
-    boxes(text, past[-36:], colours[-36:], per_row=66)
+    tails = ((["…"] if n else []) + past[n:] for n in range(len(past) + 1))
+    tail = next(tail for tail in tails if len(wrapped(tail, per_row=66)) <= 3)      # what fits
+    boxes(text, tail, (["pale"] + colours)[-len(tail):], per_row=66)
     text.set_ylim(-2.6, 0.7)
 
     right, wrong, accepted = COLOUR["accepted"], COLOUR["rejected"], now["accepted"]

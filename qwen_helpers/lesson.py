@@ -1,5 +1,10 @@
 """Small things that lesson cells say often."""
+import json
+from pathlib import Path
+
 import torch
+
+BENCH = Path(__file__).resolve().parents[1] / "data" / "bench.json"
 
 
 def apart(ours, theirs, tol):
@@ -62,3 +67,12 @@ def pieces(tk, ids):
 def label(tk, token):
     """One token as a short label: "½" for half a character, marks for spaces and line ends."""
     return (pieces(tk, [token])[0] or "½").replace(" ", "␣").replace("\n", "↵")
+
+
+def measured(*parts):
+    """Print the figures of data/bench.json whose names begin with one of `parts`: `make bench` wrote it, at the real size."""
+    bench = json.loads(BENCH.read_text(encoding="utf-8"))
+    print(f"{bench['machine']}, {bench['cores']} cores, torch {bench['torch']}, {bench['date']}")
+    for figure in bench["figures"]:
+        if figure["figure"].startswith(parts):
+            print("{figure}: {ratio:.2f} ({lowest:.2f} to {highest:.2f})".format(**figure))

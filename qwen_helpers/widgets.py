@@ -11,7 +11,8 @@ from IPython.display import display
 
 # Text and handles that can be seen, and caught, on a projector.
 LARGE = """<style>.demo {--jp-widgets-font-size: 17px; --jp-widgets-inline-height: 34px;
---jp-widgets-slider-handle-size: 22px; --jp-widgets-slider-track-thickness: 6px;}
+--jp-widgets-slider-handle-size: 22px; --jp-widgets-slider-handle-background-color: #1976D2;
+--jp-widgets-slider-track-thickness: 6px;}
 .demo .widget-readout {width: auto; max-width: none; min-width: 4em;}</style>"""
 
 

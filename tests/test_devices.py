@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from chapters.model import Model
 from chapters.mtp import MTP, Drafter, forward_hidden
 from qwen_helpers.cache import State, rollback, snapshot
-from qwen_helpers.linear import speed_up
+from qwen_helpers.linear import ready
 from qwen_helpers.weights import TINY, load_config
 
 
@@ -35,7 +35,7 @@ class OnCpu(TorchDispatchMode):
 def loaded():
     cfg = load_config(TINY)
     with torch.device("meta"):
-        return [speed_up(m.requires_grad_(False).bfloat16()) for m in (Model(cfg), MTP(cfg))]
+        return [ready(m.bfloat16()) for m in (Model(cfg), MTP(cfg))]
 
 
 def ids(rows, tokens):

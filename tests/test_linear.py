@@ -1,4 +1,6 @@
-"""Big matrices the other way round: the same numbers as torch's own linear, and only where it helps."""
+"""Packed matrices: the same numbers as torch's own linear, for every change of the weight that a lesson makes."""
+import copy
+
 import pytest
 import torch
 import torch.nn as nn
@@ -6,38 +8,74 @@ import torch.nn.functional as F
 
 from chapters.model import Model
 from checkpoints import PITFALL, write_checkpoint
-from qwen_helpers.linear import BIG, Linear, speed_up
+from qwen_helpers.linear import BIG, Linear, pack
+from qwen_helpers.weights import TINY
 
 
-@pytest.fixture(autouse=True, params=[1, 2])
-def cores(monkeypatch, request):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
-
-
-def layer(rows, columns):
+def layer(dtype=torch.float32):
     torch.manual_seed(0)
-    return speed_up(nn.Linear(columns, rows, bias=False).requires_grad_(False))
+    return pack(nn.Linear(512, 1024, bias=False, dtype=dtype).requires_grad_(False))
 
 
-@pytest.mark.parametrize("shape", [(1,), (1, 1), (2,), (1, 2), (1, 4), (1, 5), (3, 3), (2, 8), (1, 17), (0,)])
+def check(layer, x):
+    """Whether the packed copy was used; the result is right either way."""
+    used, product = [], torch.ops.mkldnn._linear_pointwise
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *args: used.append(1) or product(*args))
+        y = layer(x)
+    loose = dict(rtol=1e-2, atol=1e-2) if x.dtype == torch.bfloat16 else dict(rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(y, F.linear(x, layer.weight), **loose)
+    return bool(used)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (2,), (1, 2), (1, 4), (3, 3), (1, 17), (600,), (0,), (2, 0)])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_same_as_torch(shape, transposed):
-    big = layer(2048, 1024)
-    x = torch.randn(*shape, 1024)
+def test_same_as_torch(dtype, shape, transposed):
+    x = torch.randn(*shape, 512, dtype=dtype)
     x = x.mT.contiguous().mT if transposed and len(shape) > 1 else x
-    y = big(x)
-    assert type(big) is Linear and y.shape == (*shape, 2048) and y.is_contiguous()
-    torch.testing.assert_close(y, F.linear(x, big.weight), rtol=1e-5, atol=1e-4)
+    assert check(layer(dtype), x) == (x.numel() > 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_types_are_left_to_torch(dtype):
-    big, x = layer(2048, 1024).to(dtype), torch.randn(2, 1024, dtype=dtype)
-    assert torch.equal(big(x), F.linear(x, big.weight))
+def test_a_row_does_not_depend_on_its_neighbours():
+    big, x = layer(), torch.randn(16, 512)
+    for rows in 1, 2, 3, 4, 8:
+        torch.testing.assert_close(big(x[:rows]), big(x)[:rows], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("change", [
+    lambda big: big.weight.mul_(2),
+    lambda big: big.weight[3].zero_(),
+    lambda big: setattr(big, "weight", nn.Parameter(-big.weight, requires_grad=False)),
+    lambda big: setattr(big.weight, "data", big.weight + 1),
+    lambda big: big.load_state_dict({"weight": big.weight + 1}),
+    lambda big: big.load_state_dict({"weight": big.weight + 1}, assign=True),
+    lambda big: big.bfloat16().float(),
+    lambda big: big.double().float(),
+], ids=["in place", "one row", "exchanged", "its data exchanged", "loaded", "loaded in place", "bf16", "fp64"])
+def test_a_changed_weight_counts(change):
+    big, x = layer(), torch.randn(2, 512)
+    before = big(x)
+    change(big)
+    assert not check(big, x)
+    assert not torch.equal(big(x), before) or torch.equal(F.linear(x, big.weight), before)
+    assert check(pack(big), x)
+
+
+def test_copies_are_not_packed():
+    big, x = layer(), torch.randn(2, 512)
+    other = copy.deepcopy(big)
+    assert check(big, x) and not check(other, x)
+    assert set(big.state_dict()) == {"weight"}
+
+
+def test_other_dtypes_and_devices_are_left_to_torch():
+    assert not check(layer().double(), torch.randn(2, 512).double())
+    assert pack(nn.Linear(512, 1024, bias=False, device="meta"))(torch.empty(2, 512, device="meta")).shape == (2, 1024)
 
 
 def test_gradients_flow_as_before():
-    big, x = layer(2048, 1024), torch.randn(2, 1024, requires_grad=True)
+    big, x = layer(), torch.randn(2, 512, requires_grad=True)
     big(x).sum().backward()
     torch.testing.assert_close(x.grad, big.weight.sum(0).expand(2, -1), rtol=1e-4, atol=1e-4)
     assert big.weight.grad is None
@@ -45,9 +83,22 @@ def test_gradients_flow_as_before():
     assert big.weight.grad is not None
 
 
-def test_only_big_matrices_are_exchanged(tmp_path):
+def test_without_onednn(monkeypatch):
+    class Bare:
+        pass
+    monkeypatch.setattr(torch.ops, "mkldnn", Bare())
+    big = layer()
+    assert type(big) is nn.Linear and torch.equal(big(torch.ones(1, 512)), F.linear(torch.ones(1, 512), big.weight))
+
+
+def test_only_big_matrices_are_packed(tmp_path):
     write_checkpoint(tmp_path, PITFALL)
-    small = Model.from_pretrained(tmp_path)
-    assert not any(isinstance(module, Linear) for module in small.modules())
-    assert isinstance(speed_up(nn.Linear(BIG // 512, 512, bias=False)), Linear)
-    assert not isinstance(speed_up(nn.Linear(BIG // 512, 512)), Linear)           # it has a bias
+    assert not any(isinstance(module, Linear) for module in Model.from_pretrained(tmp_path).modules())
+    assert isinstance(pack(nn.Linear(BIG // 512, 512, bias=False)), Linear)
+    assert not isinstance(pack(nn.Linear(BIG // 512, 512)), Linear)               # it has a bias
+
+
+def test_fp32_is_packed_and_bf16_stays_mapped():
+    fp32, bf16 = (Model.from_pretrained(TINY, dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert fp32.lm_head.packed and type(bf16.lm_head) is nn.Linear
+    assert pack(bf16).lm_head.packed

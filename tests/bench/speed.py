@@ -1,4 +1,4 @@
-"""How fast the model of the notebooks is at the real size: `make bench` prints one table and writes build/bench.json.
+"""How fast the model of the notebooks is at the real size: `make bench` prints one table and writes data/bench.json.
 
 Random weights of the full 0.8B shape: they take exactly as long as the real ones, and write nonsense. Contenders take
 turns in one process; a figure is the median of at least 7 turns, a ratio is that of two medians, with the lowest and
@@ -19,14 +19,13 @@ import torch
 
 import qwen_helpers  # noqa: F401  (makes `chapters.*` importable)
 from chapters.chat import Chat
-from chapters.chunk import chunk_rule
-from chapters.deltanet import some_tokens
 from chapters.depth import DeepDrafter, depth_rounds, keep_each, select_kept
-from chapters.model import Model
+from chapters.model import PIECE, Model
 from chapters.mtp import MTP, likeliest, load_prompts, mtp_rounds, prompt_ids, stopwatch
 from chapters.sample import stream
 from checkpoint import FOLDER, full_size
 from qwen_helpers.cache import State
+from qwen_helpers.linear import Linear, pack
 from qwen_helpers.weights import TINY, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,11 +34,16 @@ LOAD = """
 import resource, sys, time
 import torch, qwen_helpers
 from chapters.model import Model
-before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+from qwen_helpers.linear import pack
+before, found, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, [], time.perf_counter()
 model = Model.from_pretrained(sys.argv[1], torch.bfloat16)
-seconds = time.perf_counter() - start
-model(torch.zeros(1, 1, dtype=torch.long))
-print(seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+for step in lambda: None, lambda: pack(model):
+    step()
+    seconds = time.perf_counter() - start
+    model(torch.zeros(1, 1, dtype=torch.long))
+    found += [seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024]
+    start = time.perf_counter()
+print(*found)
 """
 
 
@@ -109,16 +113,17 @@ def spread(average):
     """Endless whole numbers with this average, as even as can be: 1.738 -> 1, 2, 2, 1, ..."""
     total = 0.0
     while True:
-        yield int(total + average) - int(total)
+        yield int(total + average + 1e-9) - int(total + 1e-9)
         total += average
 
 
-def speculative(model, mtp, average, N, tokens=48):
-    """Seconds of plain decoding and of drafting with `average` of N drafts a round accepted, the prompt read before.
+def speculative(model, mtp, average, N, count):
+    """Seconds of plain decoding and of `count` rounds with `average` of N drafts accepted, the prompt read before.
 
     The head drafts over 8,192 words, as in chapter 15.
     """
     prompt, words = torch.zeros(1, CONTEXT, dtype=torch.long), torch.arange(8192)
+    tokens = 1 + round(count * (1 + average))
     text = list(stream(model, prompt, tokens + N + 1))
 
     def started(run):
@@ -131,7 +136,8 @@ def speculative(model, mtp, average, N, tokens=48):
                           back=select_kept)
 
     def drafting(run):
-        assert [token for r in run for token in r.kept] == text[1:tokens]
+        done = list(run)
+        assert len(done) == count and [token for r in done for token in r.kept] == text[1:tokens]
     begin = {"plain": lambda: started(stream(model, prompt, tokens)), "drafting": lambda: started(rounds())}
     return turns({"plain": list, "drafting": drafting}, 7, begin)
 
@@ -143,43 +149,66 @@ def reading_speed(model):
     return lambda: words.sum()
 
 
-def delta_growth():
-    """Seconds of the chunked rule alone at the real size, for 1,024 to 16,384 tokens."""
-    steps = {}
-    for T in (1024, 2048, 4096, 8192, 16384):
-        parts = some_tokens(1, 16, T, 128, 128)
-        steps[T] = lambda parts=parts: chunk_rule(*parts)
-    return turns(steps, 3)
+def delta_growth(model):
+    """Seconds of one DeltaNet layer that reads 1,024 to 16,384 tokens, in pieces as the model does."""
+    layer, x = model.layers[0].linear_attn, torch.randn(1, 16384, model.cfg.hidden_size, dtype=model.lm_head.weight.dtype)
+
+    def read(T):
+        state = layer.new_state(1)
+        for piece in x[:, :T].split(PIECE, dim=1):
+            layer(piece, state=state)
+    return turns({T: lambda T=T: read(T) for T in (1024, 2048, 4096, 8192, 16384)}, 3)
+
+
+def matrices(model, T):
+    """A step that does nothing but multiply T tokens with all matrices of the layers, in pieces."""
+    layers = [module for module in model.layers.modules() if isinstance(module, Linear)]
+    inputs = {n: torch.randn(PIECE, n, dtype=model.lm_head.weight.dtype) for n in {x.in_features for x in layers}}
+
+    def multiply():
+        for _ in range(T // PIECE):
+            for layer in layers:
+                layer(inputs[layer.in_features])
+    return multiply
 
 
 def real_size(path, dtype, rows, note):
-    """Figures of one dtype at the real size, each handed to `note(name, ratio, goal)`."""
+    """Figures of one dtype at the real size, packed, each handed to `note(name, ratio, goal)`."""
     model, mtp = Model.from_pretrained(path, dtype), MTP.from_pretrained(load_config(path), path, dtype)
+    pack(model), pack(mtp)
     name = str(dtype).removeprefix("torch.")
     other, their_step = theirs(path, dtype)
-    one = decode(model, 1)
-    took = turns({"ours": one, "theirs": their_step, "read": reading_speed(model),
+    mapped = Model.from_pretrained(path, dtype) if dtype == torch.bfloat16 else model
+    took = turns({"ours": decode(model, 1), "theirs": their_step, "mapped": decode(mapped, 1), "read": reading_speed(model),
                   **{f"{n} rows": decode(model, n) for n in rows}, "8 texts": decode(model, 1, 8)})
     weights = sum(p.nbytes for p in model.parameters())
     floor = [s * weights / model.embed_tokens.weight.nbytes for s in took["read"]]
     note(f"{name}: plain decode, ours against transformers", ratio(took["theirs"], took["ours"]),
          1.3 if dtype == torch.float32 else 1.5, median(took["ours"]))
+    if dtype == torch.bfloat16:
+        note(f"{name}: packed against as mapped from the file, plain decode", ratio(took["mapped"], took["ours"]))
     note(f"{name}: share of the reading speed that plain decode reaches", ratio(floor, took["ours"]), 0.8)
     for n in rows:
         note(f"{name}: {n} rows against 1", ratio(took[f"{n} rows"], took["ours"]), -1.08 if n == 2 else -1.15)
     if dtype == torch.bfloat16:
         note(f"{name}: tokens a second, batch of 8 against 1",
              tuple(8 * x for x in ratio(took["ours"], took["8 texts"])), 3)
-    cases = [(0.52, 1, 1.30), (0.89, 1, 1.65)] if dtype == torch.float32 else [(1.738, 3, 2.0)]
-    for average, N, goal in cases:
-        took = speculative(model, mtp, average, N)
+    cases = [(0.52, 1, 25, 1.30), (0.89, 1, 27, 1.65)] if dtype == torch.float32 else [(1.738, 3, 19, 2.0)]
+    for average, N, count, goal in cases:
+        took = speculative(model, mtp, average, N, count)
         what = f"{average:.0%} of one draft" if N == 1 else f"{1 + average} tokens a round, {N} drafts"
         note(f"{name}: speed-up at {what}", ratio(took["plain"], took["drafting"]), goal, median(took["drafting"]))
+    ids = torch.zeros(1, 2048, dtype=torch.long)
+    took = turns({"ours": lambda: model.hidden(ids, State(model)), "theirs": lambda: other.model(ids),
+                  "matrices": matrices(model, 2048)}, 7)
+    note(f"{name}: prefill of 2,048 tokens against transformers", ratio(took["theirs"], took["ours"]), 2,
+         median(took["ours"]))
+    note(f"{name}: share of this prefill that the matrices alone take", ratio(took["matrices"], took["ours"]))
     if dtype == torch.float32:
-        ids = torch.zeros(1, 2048, dtype=torch.long)
-        took = turns({"ours": lambda: model.hidden(ids, State(model)), "theirs": lambda: other.model(ids)}, 3)
-        note("float32: prefill of 2,048 tokens against transformers", ratio(took["theirs"], took["ours"]), 2,
-             median(took["ours"]))
+        took = delta_growth(model)
+        each = [median(took[T]) / T for T in took]
+        note("a DeltaNet layer, seconds a token at 16,384 against 1,024 tokens",
+             (each[-1] / each[0], min(each) / each[0], max(each) / each[0]), -1.1)
 
 
 def embedded(note):
@@ -206,43 +235,49 @@ def machine():
     return names[0] if names else platform.machine()
 
 
+def table(figures):
+    """The figures as README shows them."""
+    yield "| figure | measured (lowest to highest turn) | goal |\n|---|---|---|"
+    for f in figures:
+        goal = f"{'at most' if f['goal'] < 0 else 'at least'} {abs(f['goal'])}{' ✓' * f['met']}" if f["goal"] else ""
+        yield f"| {f['figure']} | {f['ratio']:.2f} ({f['lowest']:.2f} to {f['highest']:.2f}) | {goal} |"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=FOLDER, help="where the random model lies")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "data" / "bench.json")
     args = parser.parse_args()
     full_size(args.model)
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     figures = []
 
-    def note(name, found, goal, seconds=None):
+    def note(name, found, goal=None, seconds=None):
         """Print and keep one figure; a goal below zero is one that must not be passed."""
-        met = found[0] <= -goal if goal < 0 else found[0] >= goal
+        met = None if goal is None else found[0] <= -goal if goal < 0 else found[0] >= goal
         figures.append(dict(figure=name, ratio=found[0], lowest=found[1], highest=found[2], goal=goal, met=met,
                             seconds=seconds))
-        print(f"{'✓' if met else '✗'} {name}: {found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f}), "
-              f"goal {'at most' if goal < 0 else 'at least'} {abs(goal)}"
+        print(f"{ {True: '✓', False: '✗', None: ' '}[met]} {name}: {found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
+              + (f", goal {'at most' if goal < 0 else 'at least'} {abs(goal)}" if goal else "")
               + (f"; {seconds:.3f} s" if seconds else ""), flush=True)
 
     size = sum(file.stat().st_size for file in args.model.glob("*.safetensors"))
     loads = [subprocess.run([sys.executable, "-c", LOAD, str(args.model)], capture_output=True, text=True, check=True,
                             cwd=ROOT).stdout.split() for _ in range(3)]
-    seconds, memory = (sorted(float(load[i]) for load in loads) for i in (0, 1))
-    note("loading the bf16 checkpoint, seconds until ready", (seconds[1], seconds[0], seconds[2]), -1)
-    note("resident memory after one token, against the file", tuple(m / size for m in (memory[1], *memory[::2])), -1.1)
+    for i, (what, *goals) in enumerate([("loading the bf16 checkpoint", -1, -1.1), ("packing it", None, None)]):
+        seconds, memory = (sorted(float(load[2 * i + k]) for load in loads) for k in (0, 1))
+        note(f"{what}, seconds until ready", (seconds[1], seconds[0], seconds[2]), goals[0])
+        note(f"{what}, resident memory after one token against the file",
+             tuple(m / size for m in (memory[1], *memory[::2])), goals[1])
     real_size(args.model, torch.float32, [2], note)
     real_size(args.model, torch.bfloat16, [2, 4], note)
-    took = delta_growth()
-    per_token = [median(took[T]) / T for T in took]
-    note("chunked rule, seconds a token at 16,384 against 1,024 tokens",
-         (per_token[-1] / per_token[0], min(per_token) / per_token[0], max(per_token) / per_token[0]), -1.1)
     embedded(note)
     about = dict(machine=machine(), cores=os.cpu_count(),
                    python=platform.python_version(), torch=torch.__version__, date=str(date.today()))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(about | {"turns": TURNS, "figures": figures}, indent=1))
-    print(f"{args.out} written")
+    print(f"{args.out} written; for README:\n\n" + "\n".join(table(figures)))
 
 
 if __name__ == "__main__":
