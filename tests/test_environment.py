@@ -1,6 +1,7 @@
 """pyproject.toml, environment.yml and constraints.txt name the same packages; the notebooks import no others."""
 import ast
 import importlib.metadata
+import json
 import re
 import sys
 import tomllib
@@ -157,3 +158,11 @@ def test_package_data_is_declared():
     assert list((ROOT / "qwen_helpers" / "fonts").iterdir())
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"] == \
         {"qwen_helpers": ["fonts/*", "pages/**/*"]}
+
+
+def test_readme_shows_the_committed_table_of_make_bench():
+    bench = json.loads((ROOT / "data" / "bench.json").read_text(encoding="utf-8"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"torch {bench['torch']}, {bench['date']}" in readme
+    for figure in bench["figures"]:
+        assert "\n| {figure} | {ratio:.2f} ({lowest:.2f} to {highest:.2f}) | ".format(**figure) in readme

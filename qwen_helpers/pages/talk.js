@@ -10,6 +10,12 @@
 
   const LATER = ".fragment, .long";           // a result that was asked to be predicted, or has no room under its code
   const waiting = () => [...sections[now].querySelectorAll(LATER)].filter(cell => !cell.classList.contains("told"));
+  const fit = on => {                         // a slide taller than the screen is drawn smaller
+    const {style} = sections[now];
+    style.zoom = "";
+    for (let zoom = 1; on && zoom > 0.6 && document.documentElement.scrollHeight > innerHeight; zoom -= 0.04)
+      style.zoom = zoom - 0.04;
+  };
   const show = (at, all) => {
     now = Math.min(sections.length - 1, Math.max(0, at));
     sections.forEach((section, i) => section.classList.toggle("now", i === now));
@@ -17,16 +23,21 @@
     parts.value = headed.findLast(i => i <= now);
     count.textContent = `${now + 1} / ${sections.length}`;
     history.replaceState(null, "", `#talk-${now + 1}`);
+    fit(true);
     scrollTo(0, 0);
   };
   const step = by => {
-    if (by > 0 && waiting().length) waiting()[0].classList.add("told");
+    if (by > 0 && waiting().length) {
+      waiting()[0].classList.add("told");
+      fit(true);
+    }
     else if (sections[now + by]) show(now + by, by < 0);
   };
   const talk = on => {
     document.body.classList.toggle("talk", on);
     start.textContent = on ? "Read" : "Slides";
     if (on) return show(now, false);
+    fit(false);
     history.replaceState(null, "", location.pathname + location.search);
     sections[now].scrollIntoView();
   };
