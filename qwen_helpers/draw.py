@@ -4,6 +4,7 @@ A colour means one thing in the whole course (Okabe-Ito, safe for colour-blind r
 cards, so they read on a projector and in a dark theme. Chinese text is drawn with the font kept in `fonts/`.
 """
 import io
+import itertools
 import textwrap
 import warnings
 from pathlib import Path
@@ -19,12 +20,14 @@ matplotlib.use("agg", force=False)
 warnings.filterwarnings("ignore", "Glyph .* missing from font")     # a token in a script without a font: an empty box
 COLOUR = dict(query="#0072B2", key="#E69F00", value="#F0E442", state="#CC79A7", drafted="#56B4E9",
               accepted="#009E73", rejected="#D55E00", plain="#444444", pale="#E8E8E8")
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 FONT = Path(__file__).with_name("fonts") / "DroidSansFallback-subset.ttf"
 if FONT.exists():
     font_manager.fontManager.addfont(FONT)
 STYLE = {"font.size": 13, "axes.titlesize": 15, "axes.titlelocation": "left", "lines.linewidth": 2.5,
          "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "white",
          "font.family": ["DejaVu Sans", "Droid Sans Fallback"], "axes.unicode_minus": False, "legend.frameon": False,
+         "text.parse_math": False,              # a token may be a dollar
          "figure.constrained_layout.w_pad": 0.1, "figure.constrained_layout.h_pad": 0.1}
 
 
@@ -82,14 +85,21 @@ def styled(draw):
     return inside
 
 
+def number(x, _=None):
+    """A tick of a log axis: a power of ten, where the number itself has many digits."""
+    if 1e-3 <= x < 1e6:
+        return f"{x:,g}"
+    digit, power = f"{x:.0e}".split("e")
+    return digit.replace("1", "", 1) + "·10"[digit == "1":] + str(int(power)).translate(RAISED)
+
+
 def plain_ticks(axis, values):
     """Ticks as people write numbers: no half tokens along whole numbers, no powers of ten for everyday ones."""
     if axis.get_scale() == "log":
         low, high = axis.get_view_interval()
         axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high < 500 * low else (1,)))
         axis.set_minor_formatter(ticker.NullFormatter())
-        if 1e-3 <= low and high <= 1e6:
-            axis.set_major_formatter("{x:,g}")
+        axis.set_major_formatter(number)
     elif (values == values.round()).all():
         axis.set_major_locator(ticker.MaxNLocator("auto", integer=True))
 
@@ -103,7 +113,7 @@ def lines(x, series, title, xlabel="", ylabel="", colours=None, log="", marks=No
     """
     fig, ax = canvas(title, height)
     free = [name for name in dict.fromkeys(["plain", *COLOUR]) if name not in ("value", "pale", *series)]
-    spare = iter([COLOUR[name] for name in free] * 2)
+    spare = itertools.cycle([COLOUR[name] for name in free] or [COLOUR["plain"]])
     for name, values in series.items():
         colour = (colours or {}).get(name) or COLOUR.get(name) or next(spare)
         ax.plot(numbers(x), numbers(values), label=name, color=colour, marker="o" if points else None)
@@ -321,22 +331,24 @@ def round_frame(rounds, i, pieces):
     cells += [(n + 1, 0, shown, right if n < accepted else "#444444" if n < now["kept"] else "#CCCCCC")
               for n, shown in enumerate(now["model"])]
     step = max(10, *(len(shown) for _, _, shown, _ in cells)) + 1.5
+    wide = max(66, 13 + step * (max(column for column, *_ in cells) + 0.6))     # many or long tokens are drawn smaller
     for column, row, shown, edge in cells:
-        work.text(13 + step * column, row, shown, ha="center", va="center", fontsize=13,
+        work.text(13 + step * column, row, shown, ha="center", va="center", fontsize=13 * 66 / wide,
                   color="#AAAAAA" if edge == "#CCCCCC" else "black",
                   bbox=dict(boxstyle="round,pad=0.35", fc="white", ec=edge, lw=2.5))
     work.text(0, 1, "draft" if i else "", va="center", fontsize=12)
     work.text(0, 0, "the model", va="center", fontsize=12)
-    work.text(65, 1, now["verdict"], ha="right", va="center", fontsize=12, color=wrong if now["rolled_back"] else right)
-    work.text(65, -0.95, now["tally"], ha="right", va="center", fontsize=12)
-    work.set(xlim=(-0.5, 66), ylim=(-1.3, 1.5))
+    work.text(wide - 1, 1.85, now["verdict"], ha="right", va="center", fontsize=12,
+              color=wrong if now["rolled_back"] else right)
+    work.text(wide - 1, -0.95, now["tally"], ha="right", va="center", fontsize=12)
+    work.set(xlim=(-0.5, wide), ylim=(-1.3, 2.2))
     work.axis("off")
 
     cut = max(0, len(now["draft"]) - now["kept"])
     caches.barh([1, 0], [now["pos"], now["head"]], color=COLOUR["key"], height=0.65)
     caches.barh([1], [cut], left=[now["pos"]], color="white", edgecolor=wrong, hatch="////", height=0.65, lw=0)
     caches.set_yticks([1, 0], ["K/V, model", "K/V, head"], fontsize=12)
-    caches.set_xlim(0, 1.6 * rounds[-1].pos)            # the right part belongs to S
+    caches.set_xlim(0, 1.95 * rounds[-1].pos)            # the right part belongs to S
     caches.tick_params(axis="x", labelsize=11)
     caches.text(0.995, 0.5, now["origin"], transform=caches.transAxes, ha="right", va="center",
                 fontsize=11, bbox=dict(boxstyle="round", fc="#F6E3EE", ec=COLOUR["state"], lw=1.5))

@@ -2,6 +2,7 @@
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 BIG, ROWS = 2 ** 14, 4                          # smaller matrices are left alone; how many rows to pack for
 TYPES = torch.float32, torch.bfloat16
@@ -13,16 +14,26 @@ class Linear(nn.Linear):
     A weight that is exchanged or changed is noticed, unless it is changed in place behind `.data`; it is computed with
     as it lies, as is a product that needs gradients. A copy of the layer is not packed.
     """
-    packed = None                               # (packed weight, where the weight lay, its version)
+    packed = None                               # (packed weight, the weight, the memory it lay in, its version)
 
     def forward(self, x):
-        training = torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad)
-        if self.packed and not training and x.numel() and self.packed[1:] == self.as_it_lies():
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed[0], None, "none", [], "")
+        packed, training = self.packed, torch.is_grad_enabled() and self.weight.requires_grad
+        if packed and (training or not self.same(*packed[1:])):         # a fused optimizer writes and counts no version
+            packed = self.packed = None
+        if packed and self.takes(x):
+            return torch.ops.mkldnn._linear_pointwise(x, packed[0], None, "none", [], "")
         return F.linear(x, self.weight)
 
-    def as_it_lies(self):
-        return self.weight.data_ptr(), self.weight._version
+    def same(self, weight, memory, version):
+        """Whether the weight is what was packed. Nothing else can come to lie in `memory`, since it is held on to."""
+        return (self.weight is weight and weight.data_ptr() == memory.data_ptr() and weight._version == version
+                and weight.shape == memory.shape and weight.stride() == memory.stride())
+
+    def takes(self, x):
+        """Whether oneDNN does what torch would: no derivatives, no autocast, and nothing that torch refuses."""
+        return (x.numel() and x.dtype == self.weight.dtype and x.device.type == "cpu"
+                and x.shape[-1] == self.weight.shape[1] and not (torch.is_grad_enabled() and x.requires_grad)
+                and not torch.is_autocast_enabled("cpu") and forward_ad._current_level < 0)
 
     def _apply(self, fn, recurse=True):
         self.packed = None                      # another dtype or device
@@ -41,11 +52,11 @@ def pack(model):
     able = hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     for module in model.modules() if able else ():
         weight = getattr(module, "weight", None)
-        if (isinstance(module, nn.Linear) and module.bias is None and weight.numel() >= BIG and weight.dtype in TYPES
-                and weight.device.type == "cpu"
+        if (type(module) in (nn.Linear, Linear) and module.bias is None and weight.numel() >= BIG
+                and weight.dtype in TYPES and weight.device.type == "cpu" and not weight.is_inference()
                 and (weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())):
-            module.__class__ = Linear
-            module.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS), *module.as_it_lies()
+            memory, module.__class__ = weight.detach(), Linear
+            module.packed = torch.ops.mkldnn._reorder_linear_weight(memory, ROWS), weight, memory, weight._version
     return model
 
 

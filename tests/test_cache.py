@@ -4,9 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import chapters.model
 from chapters.model import Model
 from checkpoints import PITFALL, write_checkpoint
 from qwen_helpers.cache import AttentionState, DeltaState, State, rollback, snapshot
+from scripted import CLOSE, apart, remembered
 
 quick = settings(max_examples=40, deadline=None, derandomize=True)
 
@@ -213,3 +215,31 @@ def test_layer_types_in_any_order(tmp_path):
         rollback(state, saved)
         assert torch.equal(model(later, state), expected)
         assert [isinstance(layer, AttentionState) for layer in state.layers] == [kind[0] == "f" for kind in kinds]
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory):
+    return Model.from_pretrained(write_checkpoint(tmp_path_factory.mktemp("pieces"), PITFALL), torch.float64)
+
+
+IDS = torch.randint(0, 29, (2, 60), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("T", [1, 16, 17, 32, 33, 47, 60])
+@pytest.mark.parametrize("pads", [None, [0, 40], [3, 16]])
+def test_pieces_change_nothing(exact, monkeypatch, T, pads):
+    pads = pads if pads is None else torch.tensor(pads).clamp(max=T - 1)
+    one, many = State(exact, 2, pads), State(exact, 2, pads)
+    whole = exact.hidden(IDS[:, :T], one)
+    monkeypatch.setattr(chapters.model, "PIECE", 16)
+    torch.testing.assert_close(exact.hidden(IDS[:, :T], many), whole, rtol=CLOSE, atol=CLOSE)
+    assert max(apart(remembered(many), remembered(one)).values()) < CLOSE
+
+
+def test_what_cannot_be_read_whole_is_not_read_in_part(exact, monkeypatch):
+    monkeypatch.setattr(chapters.model, "PIECE", 16)
+    for wrong, said in (torch.full((1, 4097), 3), "4,097"), (torch.cat([IDS[:1], torch.tensor([[99]])], 1), "99"):
+        state = State(exact)
+        with pytest.raises(ValueError, match=said):
+            exact.hidden(wrong, state)
+        assert state.pos == 0 and not state.moving

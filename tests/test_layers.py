@@ -313,3 +313,12 @@ def test_mlp_against_its_formula():
     mlp, x = MLP(8, 12).double(), randn(2, 3, 8)
     gate, up = x @ mlp.gate_proj.weight.T, x @ mlp.up_proj.weight.T
     assert same(mlp(x), (gate / (1 + (-gate).exp()) * up) @ mlp.down_proj.weight.T)
+
+
+@pytest.mark.parametrize("T", [0, 1, 2, 15, 16, 17, 40])
+def test_both_ways_of_the_conv_read_the_window(T):
+    x, window, weight = (torch.randn(*size, dtype=torch.float64) for size in ((2, 6, T), (2, 6, 3), (6, 4)))
+    y, after = causal_conv(x, window, weight)
+    both = torch.cat([window, x], dim=-1)
+    torch.testing.assert_close(y, sum(both[..., i:i + T] * weight[:, i, None] for i in range(4)))
+    assert torch.equal(after, both[..., T:])

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.nn.utils import parametrize
 
 from chapters.model import Model
 from checkpoints import PITFALL, write_checkpoint
@@ -102,3 +103,81 @@ def test_fp32_is_packed_and_bf16_stays_mapped():
     fp32, bf16 = (Model.from_pretrained(TINY, dtype) for dtype in (torch.float32, torch.bfloat16))
     assert fp32.lm_head.packed and type(bf16.lm_head) is nn.Linear
     assert pack(bf16).lm_head.packed
+
+
+def square(size=256):
+    torch.manual_seed(0)
+    big = nn.Linear(size, size, bias=False)
+    big.weight = nn.Parameter(torch.randn(size, size), requires_grad=False)     # version 0, as from a file
+    return pack(big)
+
+
+def right(big, x):
+    torch.testing.assert_close(big(x), F.linear(x, big.weight), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("change", [
+    lambda big: setattr(big.weight, "data", big.weight.data.T),
+    lambda big: setattr(big, "weight", nn.Parameter(big.weight.T, requires_grad=False)),
+    lambda big: setattr(big, "weight", nn.Parameter(big.weight[:100], requires_grad=False)),
+    lambda big: setattr(big.weight, "data", big.weight.data[:100])], ids=["turned", "turned anew", "cut", "its data cut"])
+def test_another_look_at_the_same_memory(change):
+    big = square()
+    change(big)
+    right(big, torch.randn(2, 256))
+
+
+@pytest.mark.parametrize("size", [128, 256, 1024])
+def test_a_new_weight_where_the_old_one_lay(size):
+    for count in range(1, 12):
+        for change in (lambda big: setattr(big.weight, "data", big.weight.data + 1),
+                       lambda big: big.load_state_dict({"weight": torch.randn(size, size)}, assign=True)):
+            big = square(size)
+            for _ in range(count):
+                change(big)
+            right(big, torch.randn(2, size))
+
+
+@pytest.mark.parametrize("step", [
+    lambda p: torch.optim.AdamW([p], 0.1, fused=True).step(), lambda p: p.data.sub_(0.1 * p.grad)], ids=["fused", ".data"])
+def test_a_trained_weight_is_not_packed(step):
+    big, x = square().requires_grad_(True), torch.randn(2, 256)
+    big(x).sum().backward()
+    step(big.weight)
+    right(big.requires_grad_(False), x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")       # of torch itself
+def test_forward_derivatives_and_autocast():
+    big, x, t = square(), torch.randn(2, 256), torch.randn(2, 256)
+    torch.testing.assert_close(torch.func.jvp(big, (x,), (t,))[1], F.linear(t, big.weight))
+    weights = torch.randn(3, 256, 256)
+    assert torch.vmap(lambda w: torch.func.functional_call(big, {"weight": w}, (x,)))(weights).shape == (3, 2, 256)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert big(x).dtype == big(x.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("x", [torch.randn(2, 255), torch.randn(2, 256).double(), torch.ones(2, 256).long()])
+def test_a_wrong_input_is_torchs_to_refuse(x):
+    big = square()
+    with pytest.raises(RuntimeError) as ours:
+        big(x)
+    with pytest.raises(RuntimeError) as torchs:
+        F.linear(x, big.weight)
+    assert str(ours.value) == str(torchs.value)
+
+
+def test_only_plain_linears_are_packed():
+    class Louder(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    class Twice(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+    assert type(pack(Louder(256, 256, bias=False))) is Louder
+    big, x = nn.Linear(256, 256, bias=False).requires_grad_(False), torch.randn(2, 256)
+    parametrize.register_parametrization(big, "weight", Twice())
+    right(pack(big), x)
+    with torch.inference_mode():
+        right(pack(nn.Linear(256, 256, bias=False)), x)

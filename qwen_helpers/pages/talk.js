@@ -12,7 +12,7 @@
   const waiting = () => [...sections[now].querySelectorAll(LATER)].filter(cell => !cell.classList.contains("told"));
   const fit = on => {                         // a slide taller than the screen is drawn smaller
     const {style} = sections[now];
-    style.zoom = "";
+    for (const section of sections) section.style.zoom = "";
     for (let zoom = 1; on && zoom > 0.6 && document.documentElement.scrollHeight > innerHeight; zoom -= 0.04)
       style.zoom = zoom - 0.04;
   };
@@ -75,6 +75,7 @@
     now = Math.min(sections.length, Math.max(1, found[1] ?? 1)) - 1;
     talk(true);
   };
+  addEventListener("resize", () => fit(document.body.classList.contains("talk")));
   addEventListener("hashchange", asked);
   asked();
 }
