@@ -9,7 +9,7 @@ PYTHON ?= python3
 PY = .venv/bin/python
 
 lab: .venv/ready
-	$(PY) -m jupyter lab notebooks/14_mtp.ipynb
+	$(PY) -m jupyter lab notebooks/14_mtp.ipynb $(ARGS)
 
 test: .venv/ready
 	$(PY) -m pytest $(ARGS)

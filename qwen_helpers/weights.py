@@ -19,6 +19,7 @@ TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
 REAL = "Qwen/Qwen3.5-0.8B"
 REAL_CONFIG = TINY.parent / "published" / "Qwen3.5-0.8B"        # its config.json alone: sizes without weights
 DOWNLOADED = TINY.parents[1] / "build" / "Qwen3.5-0.8B"         # where `python -m qwen_helpers.download` puts it
+THREADS = torch.get_num_threads()
 SMALL = 2 ** 28                                                 # parameters: at most 1 GB in fp32
 PREFIXES, VISION = ("model.language_model.", "model."), "model.visual."
 LAYER_TYPES = ("linear_attention", "full_attention")
@@ -97,10 +98,13 @@ def placement(path, dtype=None, device=None):
 
     A small model runs in fp32 on the CPU. A large one keeps the file's dtype, so that nothing is copied, and runs on
     a GPU, CUDA's or Apple's, if there is one; $QWEN_DEVICE names another place. What is made later lies beside it: a
-    GPU becomes torch's default device.
+    GPU becomes torch's default device. A small model gets one thread, for it would only wait for others, and a large
+    one all; $OMP_NUM_THREADS, if set, decides instead.
     """
     cfg = load_config(path)
     small = sum(math.prod(shape) for shape in expected_shapes(cfg).values()) <= SMALL
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1 if small else THREADS)
     gpu = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     device = device or os.environ.get("QWEN_DEVICE") or ("cpu" if small else gpu)
     if torch.device(device).type != "cpu":

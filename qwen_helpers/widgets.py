@@ -13,7 +13,8 @@ from IPython.display import display
 LARGE = """<style>.demo {--jp-widgets-font-size: 17px; --jp-widgets-inline-height: 34px;
 --jp-widgets-slider-handle-size: 22px; --jp-widgets-slider-handle-background-color: #1976D2;
 --jp-widgets-slider-track-thickness: 6px;}
-.demo .widget-readout {width: auto; max-width: none; min-width: 4em;}</style>"""
+.demo .widget-readout {width: auto; max-width: none; min-width: 4em;}
+.demo-picture.busy {opacity: 0.4; transition: opacity 0.2s 0.4s;}</style>"""
 
 
 class Demo(W.VBox):
@@ -65,11 +66,13 @@ def demo(picture, play=False, **knobs):
     trouble.add_class("demo-trouble")
 
     def redraw(_):
+        image.add_class("busy")                     # one that takes its time grows pale
         try:
             image.value = picture(**{name: slider.value for name, slider in sliders.items()}).png(quick=True)
             trouble.value = ""
         except Exception as error:
             trouble.value = f"<pre>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
+        image.remove_class("busy")
 
     for slider in sliders.values():
         slider.observe(redraw, "value")

@@ -12,7 +12,7 @@ from chapters.model import Model
 from chapters.mtp import MTP, Drafter, forward_hidden
 from qwen_helpers.cache import State, rollback, snapshot
 from qwen_helpers.linear import ready
-from qwen_helpers.weights import TINY, load_config
+from qwen_helpers.weights import REAL_CONFIG, THREADS, TINY, load_config, placement
 
 
 class OnCpu(TorchDispatchMode):
@@ -77,3 +77,13 @@ def test_control_a_tensor_made_on_the_cpu_is_caught():
         torch.arange(3, device="meta")
         torch.arange(3)
     assert on_cpu.found == ["aten.arange.default"]
+
+
+def test_a_small_model_takes_one_thread_and_a_large_one_all(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for path, threads in (TINY, 1), (REAL_CONFIG, THREADS), (TINY, 1):
+        placement(path, device="cpu")
+        assert torch.get_num_threads() == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    placement(REAL_CONFIG, device="cpu")
+    assert torch.get_num_threads() == 1

@@ -297,3 +297,18 @@ def test_the_show_is_live_and_offline(show, opened):
     page.keyboard.press("ArrowRight")
     expect(pictures.nth(0)).not_to_have_attribute("src", before, timeout=60_000)
     assert "".join(page.locator(".demo-trouble").all_text_contents()).strip() == ""
+
+
+def test_keys_work_after_a_click(built, opened):
+    page = opened((built / "00_start.html").as_uri())
+    place = page.locator(".place output")
+    page.locator("#talk").click()
+    page.keyboard.press("ArrowRight")
+    expect(place).to_have_text(re.compile("^2 /"))
+    page.get_by_label("Next slide").click()
+    page.keyboard.press("ArrowLeft")
+    expect(place).to_have_text(re.compile("^2 /"))
+    page.get_by_label("Part of the chapter").select_option(index=2)
+    at = int(place.text_content().split("/")[0])
+    page.keyboard.press("ArrowRight")
+    expect(place).to_have_text(re.compile(f"^{at + 1} /"))

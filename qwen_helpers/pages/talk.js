@@ -50,7 +50,7 @@
     place.append(button);
   }
   parts.setAttribute("aria-label", "Part of the chapter");
-  parts.onchange = () => show(+parts.value, false);
+  parts.onchange = () => { show(+parts.value, false); parts.blur(); };
   place.className = "place";
   place.append(parts, count);
   start.before(place);
@@ -60,7 +60,8 @@
   document.addEventListener("keydown", event => {
     if (event.ctrlKey || event.altKey || event.metaKey) return;
     const on = document.body.classList.contains("talk"), {key} = event;
-    const busy = event.target.closest("input, select, textarea, button, summary, a") && !key.startsWith("Page");
+    const presses = key === "Enter" || key === " ", takes = "input, select, textarea" + (presses ? ", button, summary, a" : "");
+    const busy = event.target.closest(takes) && !key.startsWith("Page");
     if (key === "s" && !on && !busy) talk(true);
     else if (key === "Escape" && on) talk(false);
     else if (on && !busy && moves[key]) step(moves[key]);

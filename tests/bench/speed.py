@@ -213,7 +213,6 @@ def real_size(path, dtype, rows, note):
 
 def embedded(note):
     """Plain against drafting with real acceptance on the embedded model, a mean over text types of data/prompts."""
-    torch.set_num_threads(1)                     # so small a model only waits for a second thread
     model, mtp = Model.from_pretrained(TINY), MTP.from_pretrained(load_config(TINY), TINY)
     chat, ratios = Chat(model, TINY), {}
     for entry in load_prompts(TINY):
