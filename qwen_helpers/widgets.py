@@ -28,11 +28,12 @@ class Demo(W.VBox):
         self.add_class("demo")
         self.still, self.live = still, live
 
-    def _repr_mimebundle_(self, **kwargs):
-        bundle = super()._repr_mimebundle_(**kwargs)
-        data, more = bundle if isinstance(bundle, tuple) else (bundle, {})
-        still, still_more = self.still._repr_mimebundle_()
-        return {**data, **still}, {**more, **still_more, "live": self.live}
+    _ipython_display_ = None                # of ipywidgets 7, which would leave the still out
+
+    def _repr_mimebundle_(self, **_):
+        still, more = self.still._repr_mimebundle_()
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.model_id}
+        return {"application/vnd.jupyter.widget-view+json": view, **still}, {**more, "live": self.live}
 
 
 def knob(name, choice):
