@@ -206,7 +206,8 @@ def reason(error, source, revision):
     if code:
         return f"{host} answers HTTP {code}: try later, or {other}"
     if isinstance(error, HTTPError):
-        return f"{host} cannot be reached ({type(error).__name__}): is this machine online? If so, try {other}. What came so far is kept"
+        return (f"{host} cannot be reached ({type(error).__name__}): is this machine online? If so, try {other}. "
+                "What came so far is kept")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full: make room and run this again, what came so far is kept"
     return f"{error.filename or 'a file'} cannot be written ({error.strerror}): name another folder with --to"

@@ -51,6 +51,8 @@ def pack(model):
     """
     able = hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     for module in model.modules() if able else ():
+        if isinstance(module, Linear) and module.packed and module.same(*module.packed[1:]):
+            continue
         weight = getattr(module, "weight", None)
         if (type(module) in (nn.Linear, Linear) and module.bias is None and weight.numel() >= BIG
                 and weight.dtype in TYPES and weight.device.type == "cpu" and not weight.is_inference()

@@ -315,8 +315,8 @@ def test_mlp_against_its_formula():
     assert same(mlp(x), (gate / (1 + (-gate).exp()) * up) @ mlp.down_proj.weight.T)
 
 
-@pytest.mark.parametrize("T", [0, 1, 2, 15, 16, 17, 40])
-def test_both_ways_of_the_conv_read_the_window(T):
+@pytest.mark.parametrize("T", [0, 1, 2, 3, 40])
+def test_the_conv_reads_its_window(T):
     x, window, weight = (torch.randn(*size, dtype=torch.float64) for size in ((2, 6, T), (2, 6, 3), (6, 4)))
     y, after = causal_conv(x, window, weight)
     both = torch.cat([window, x], dim=-1)

@@ -44,6 +44,14 @@ def test_a_row_does_not_depend_on_its_neighbours():
         torch.testing.assert_close(big(x[:rows]), big(x)[:rows], rtol=1e-6, atol=1e-6)
 
 
+def test_what_is_packed_is_packed_again_only_if_it_changed():
+    big = layer()
+    first = big.packed
+    assert pack(big).packed is first
+    big.weight.mul_(2)
+    assert pack(big).packed is not first and check(big, torch.randn(2, 512))
+
+
 @pytest.mark.parametrize("change", [
     lambda big: big.weight.mul_(2),
     lambda big: big.weight[3].zero_(),
