@@ -120,11 +120,11 @@ def spread(average):
 def speculative(model, mtp, average, N, count):
     """Seconds of plain decoding and of `count` rounds with `average` of N drafts accepted, the prompt read before.
 
-    The head drafts over 8,192 words, as in chapter 15.
+    The head drafts over 8,192 words, as in chapter 15. Also, of each run, what drafting took of its rounds.
     """
     prompt, words = torch.zeros(1, CONTEXT, dtype=torch.long), torch.arange(8192)
     tokens = 1 + round(count * (1 + average))
-    text = list(stream(model, prompt, tokens + N + 1))
+    text, drafts = list(stream(model, prompt, tokens + N + 1)), []
 
     def started(run):
         next(run)
@@ -138,8 +138,9 @@ def speculative(model, mtp, average, N, count):
     def drafting(run):
         done = list(run)
         assert len(done) == count and [token for r in done for token in r.kept] == text[1:tokens]
+        drafts.append(sum(r.seconds["draft"] for r in done))
     begin = {"plain": lambda: started(stream(model, prompt, tokens)), "drafting": lambda: started(rounds())}
-    return turns({"plain": list, "drafting": drafting}, 7, begin)
+    return turns({"plain": list, "drafting": drafting}, 9, begin) | {"drafts": drafts[1:]}
 
 
 def reading_speed(model):
@@ -161,13 +162,13 @@ def delta_growth(model):
     return turns({T: lambda T=T: read(T) for T in (1024, 2048, 4096, 8192, 16384)}, 3)
 
 
-def matrices(model, T):
-    """A step that does nothing but multiply T tokens with all matrices of the layers, in pieces."""
-    layers = [module for module in model.layers.modules() if isinstance(module, Linear)]
-    inputs = {n: torch.randn(PIECE, n, dtype=model.lm_head.weight.dtype) for n in {x.in_features for x in layers}}
+def matrices(part, rows, times=1):
+    """A step that does nothing but multiply `rows` tokens with all matrices of a part of the model, some times."""
+    layers = [module for module in part.modules() if isinstance(module, Linear)]
+    inputs = {n: torch.randn(rows, n, dtype=layers[0].weight.dtype) for n in {x.in_features for x in layers}}
 
     def multiply():
-        for _ in range(T // PIECE):
+        for _ in range(times):
             for layer in layers:
                 layer(inputs[layer.in_features])
     return multiply
@@ -180,7 +181,8 @@ def real_size(path, dtype, rows, note):
     name = str(dtype).removeprefix("torch.")
     other, their_step = theirs(path, dtype)
     mapped = Model.from_pretrained(path, dtype) if dtype == torch.bfloat16 else model
-    took = turns({"ours": decode(model, 1), "theirs": their_step, "mapped": decode(mapped, 1), "read": reading_speed(model),
+    took = turns({"ours": decode(model, 1), "theirs": their_step, "mapped": decode(mapped, 1),
+                  "read": reading_speed(model), "matrices": matrices(model, 1),
                   **{f"{n} rows": decode(model, n) for n in rows}, "8 texts": decode(model, 1, 8)})
     weights = sum(p.nbytes for p in model.parameters())
     floor = [s * weights / model.embed_tokens.weight.nbytes for s in took["read"]]
@@ -190,6 +192,7 @@ def real_size(path, dtype, rows, note):
         note(f"{name}: packed against as mapped from the file, plain decode", ratio(took["mapped"], took["ours"]))
     note(f"{name}: share of the reading speed that plain decode reaches", ratio(floor, took["ours"]),
          0.8 if dtype == torch.float32 else None)
+    note(f"{name}: share of plain decode that the matrices alone take", ratio(took["matrices"], took["ours"]))
     for n in rows:
         note(f"{name}: {n} rows against 1", ratio(took[f"{n} rows"], took["ours"]), -1.08 if n == 2 else -1.15)
     if dtype == torch.bfloat16:
@@ -200,9 +203,10 @@ def real_size(path, dtype, rows, note):
         took = speculative(model, mtp, average, N, count)
         what = f"{average:.0%} of one draft" if N == 1 else f"{1 + average} tokens a round, {N} drafts"
         note(f"{name}: speed-up at {what}", ratio(took["plain"], took["drafting"]), goal, median(took["drafting"]))
+        note(f"{name}: share of the rounds at {what} that drafting takes", ratio(took["drafts"], took["drafting"]))
     ids = torch.zeros(1, 2048, dtype=torch.long)
     took = turns({"ours": lambda: model.hidden(ids, State(model)), "theirs": lambda: other.model(ids),
-                  "matrices": matrices(model, 2048)}, 7)
+                  "matrices": matrices(model.layers, PIECE, 2048 // PIECE)}, 7)
     note(f"{name}: prefill of 2,048 tokens against transformers", ratio(took["theirs"], took["ours"]), 2,
          median(took["ours"]))
     note(f"{name}: share of this prefill that the matrices alone take", ratio(took["matrices"], took["ours"]))
