@@ -320,7 +320,7 @@ def round_frame(rounds, i, pieces):
     colours = [("accepted" if r is now else "#BFE5D8") if n < r["accepted"] else "plain" if r is now else "pale"
                for r in done for n in range(r["kept"])]
     past = story["texts"][:len(colours)]
-    tails = ((["…"] if n else []) + past[n:] for n in range(len(past) + 1))
+    tails = ((["…"] if n else []) + past[n:] for n in range(max(0, len(past) - 200), len(past) + 1))
     tail = next(tail for tail in tails if len(wrapped(tail, per_row=66)) <= 3)      # what fits
     boxes(text, tail, (["pale"] + colours)[-len(tail):], per_row=66)
     text.set_ylim(-2.6, 0.7)

@@ -39,12 +39,12 @@ def check(answer, right, mistakes, tol=1e-5):
     if answer is None:
         return print("… nothing here yet: replace None above, run both cells again")
     try:
-        answer = torch.as_tensor(answer)
+        answer = torch.as_tensor(answer).cpu()
     except (TypeError, ValueError, RuntimeError):
         return print(f"✗ this is a {type(answer).__name__}, not a number or a tensor of numbers")
     tol = tol if torch.as_tensor(right).is_floating_point() else 0      # whole numbers must be exact
     for word, value in {"✓ right": right, **{f"✗ {what}": value for what, value in mistakes.items()}}.items():
-        value = torch.as_tensor(value)
+        value = torch.as_tensor(value).cpu()
         if answer.shape == value.shape and torch.allclose(answer.double(), value.double(), tol, tol):
             return print(word)
     shapes = [tuple(torch.as_tensor(x).shape) for x in (answer, right)]

@@ -159,7 +159,7 @@ def delta_growth(model):
         state = layer.new_state(1)
         for piece in x[:, :T].split(PIECE, dim=1):
             layer(piece, state=state)
-    return turns({T: lambda T=T: read(T) for T in (1024, 2048, 4096, 8192, 16384)}, 3)
+    return turns({T: lambda T=T: read(T) for T in (1024, 2048, 4096, 8192, 16384)}, 7)
 
 
 def matrices(part, rows, times=1):
@@ -203,7 +203,7 @@ def real_size(path, dtype, rows, note):
         took = speculative(model, mtp, average, N, count)
         what = f"{average:.0%} of one draft" if N == 1 else f"{1 + average} tokens a round, {N} drafts"
         note(f"{name}: speed-up at {what}", ratio(took["plain"], took["drafting"]), goal, median(took["drafting"]))
-        note(f"{name}: share of the rounds at {what} that drafting takes", ratio(took["drafts"], took["drafting"]))
+        note(f"{name}: drafting's share of the rounds at {what}", ratio(took["drafts"], took["drafting"]))
     ids = torch.zeros(1, 2048, dtype=torch.long)
     took = turns({"ours": lambda: model.hidden(ids, State(model)), "theirs": lambda: other.model(ids),
                   "matrices": matrices(model.layers, PIECE, 2048 // PIECE)}, 7)
@@ -225,7 +225,7 @@ def embedded(note):
         ids = prompt_ids(chat, entry)
         took = turns({"plain": lambda: list(stream(model, ids, 60, chat.stop)),
                       "drafting": lambda: list(depth_rounds(model, ids, 60, chat.stop,
-                                                            drafter=DeepDrafter(model, mtp, 2)))}, 3)
+                                                            drafter=DeepDrafter(model, mtp, 2)))}, 7)
         ratios.setdefault(entry["type"], []).append(ratio(took["plain"], took["drafting"])[0])
     means = sorted(sum(values) / len(values) for values in ratios.values())
     note("embedded model: speed-up at its own acceptance, mean over text types",
@@ -269,7 +269,7 @@ def main():
 
     size = sum(file.stat().st_size for file in args.model.glob("*.safetensors"))
     loads = [subprocess.run([sys.executable, "-c", LOAD, str(args.model)], capture_output=True, text=True, check=True,
-                            cwd=ROOT).stdout.split() for _ in range(3)]
+                            cwd=ROOT).stdout.split() for _ in range(7)]
     for i, (what, *goals) in enumerate([("loading the bf16 checkpoint", -1, -1.1), ("packing it", None, None)]):
         seconds, memory = (sorted(float(load[2 * i + k]) for load in loads) for k in (0, 1))
         note(f"{what}, seconds until ready", (seconds[1], seconds[0], seconds[2]), goals[0])
