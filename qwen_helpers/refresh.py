@@ -28,7 +28,7 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
             "language_info": {"name": "python"}}
 MEANING = {"code": "its own code", "chapters": "a chapter it imports", "helpers": "qwen_helpers",
-           "data": "data/ (the embedded model or the prompts)"}
+           "data": "data/ (the embedded model, the prompts or the bench)"}
 
 APART = ("refresh", "slides", "site", "demo", "download")       # modules that no notebook runs
 
@@ -134,6 +134,7 @@ def stamp(path):
     helpers = (f for f in (ROOT / "qwen_helpers").glob("*.py") if f.stem not in APART)
     data = [f for part in ("tiny", "prompts", "published") for f in (ROOT / "data" / part).rglob("*") if f.is_file()]
     data += [f for f in (ROOT / "data" / "recipe").glob("*") if f'"{f.name}"' in text]
+    data += [ROOT / "data" / "bench.json"] * ("measured(" in text)
     return {"code": hash_of(f"{sorted(tags)} {source}" for _, _, source, tags in cells),
             "chapters": hash_of(f"{file.name} {text}" for file, text in sorted(others.items())),
             "helpers": hash_of(sorted(helpers)), "data": hash_of(sorted(data))}

@@ -152,6 +152,12 @@ def test_tags_helpers_and_model_count_too(course, monkeypatch, tmp_path):
     assert {part for part, value in stamp(path).items() if value != first[part]} == {"helpers"}
     (root / "data" / "tiny" / "model.safetensors").write_text("other weights")
     assert {part for part, value in stamp(path).items() if value != first[part]} == {"helpers", "data"}
+    plain, telling = toy(course, "1"), toy(course, "measured('bfloat16')", name="91_toy")
+    before = []
+    for text in "a table", "another":                                   # of make bench
+        (root / "data" / "bench.json").write_text(text)
+        before.append([stamp(plain)["data"], stamp(telling)["data"]])
+    assert before[0][0] == before[1][0] and before[0][1] != before[1][1]
 
 
 @pytest.mark.parametrize("source, message", [
