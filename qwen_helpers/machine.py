@@ -18,6 +18,7 @@ def needs(path):
     """(what, found, trouble) for Python, the packages that lessons use, the model, and memory for it in fp32."""
     wanted = [need.split(">=") for need in metadata.requires("qwen-helpers") if "extra" not in need]
     for name, least in [["Python", "3.11"], *(w for w in wanted if not w[0].startswith(("jupyter", "nb")))]:
+        least = "7.7" if name == "ipywidgets" else least    # JupyterLab needs a newer one, Colab comes with this
         try:
             found = platform.python_version() if name == "Python" else metadata.version(name)
             old, new = ([int(part) for part in re.findall(r"\d+", version)[:2]] for version in (found, least))
