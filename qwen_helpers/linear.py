@@ -4,7 +4,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
-BIG, ROWS = 2 ** 14, 4                          # smaller matrices are left alone; how many rows to pack for
+SMALL, ROWS = 2 ** 16, 4                        # up to which size packing costs time; how many rows to pack for
 TYPES = torch.float32, torch.bfloat16
 
 
@@ -17,23 +17,13 @@ class Linear(nn.Linear):
     packed = None                               # (packed weight, the weight, the memory it lay in, its version)
 
     def forward(self, x):
-        packed, training = self.packed, torch.is_grad_enabled() and self.weight.requires_grad
-        if packed and (training or not self.same(*packed[1:])):         # a fused optimizer writes and counts no version
+        packed, weight = self.packed, self.weight
+        training = weight.requires_grad and torch.is_grad_enabled()
+        if packed and (training or not same(weight, *packed[1:])):      # a fused optimizer writes and counts no version
             packed = self.packed = None
-        if packed and self.takes(x):
+        if packed and takes(weight, x):
             return torch.ops.mkldnn._linear_pointwise(x, packed[0], None, "none", [], "")
-        return F.linear(x, self.weight)
-
-    def same(self, weight, memory, version):
-        """Whether the weight is what was packed. Nothing else can come to lie in `memory`, since it is held on to."""
-        return (self.weight is weight and weight.data_ptr() == memory.data_ptr() and weight._version == version
-                and weight.shape == memory.shape and weight.stride() == memory.stride())
-
-    def takes(self, x):
-        """Whether oneDNN does what torch would: no derivatives, no autocast, and nothing that torch refuses."""
-        return (x.numel() and x.dtype == self.weight.dtype and x.device.type == "cpu"
-                and x.shape[-1] == self.weight.shape[1] and not (torch.is_grad_enabled() and x.requires_grad)
-                and not torch.is_autocast_enabled("cpu") and forward_ad._current_level < 0)
+        return F.linear(x, weight)
 
     def _apply(self, fn, recurse=True):
         self.packed = None                      # another dtype or device
@@ -41,6 +31,19 @@ class Linear(nn.Linear):
 
     def __getstate__(self):
         return self.__dict__ | {"packed": None}
+
+
+def same(weight, packed, memory, version):
+    """Whether a weight is what was packed. Nothing else can come to lie in `memory`, since it is held on to."""
+    return (weight is packed and weight._version == version and weight.data_ptr() == memory.data_ptr()
+            and weight.shape == memory.shape and weight.stride() == memory.stride())
+
+
+def takes(weight, x):
+    """Whether oneDNN does what torch would: no derivatives, no autocast, and nothing that torch refuses."""
+    return (x.dtype == weight.dtype and x.shape[-1] == weight.shape[1] and x.is_cpu and x.numel()
+            and not (x.requires_grad and torch.is_grad_enabled())
+            and not torch.is_autocast_enabled("cpu") and forward_ad._current_level < 0)
 
 
 def pack(model):
@@ -51,10 +54,10 @@ def pack(model):
     """
     able = hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     for module in model.modules() if able else ():
-        if isinstance(module, Linear) and module.packed and module.same(*module.packed[1:]):
+        if isinstance(module, Linear) and module.packed and same(module.weight, *module.packed[1:]):
             continue
         weight = getattr(module, "weight", None)
-        if (type(module) in (nn.Linear, Linear) and module.bias is None and weight.numel() >= BIG
+        if (type(module) in (nn.Linear, Linear) and module.bias is None and weight.numel() > SMALL
                 and weight.dtype in TYPES and weight.device.type == "cpu" and not weight.is_inference()
                 and (weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())):
             memory, module.__class__ = weight.detach(), Linear

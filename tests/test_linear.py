@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 
 from chapters.model import Model
 from checkpoints import PITFALL, write_checkpoint
-from qwen_helpers.linear import BIG, Linear, pack
+from qwen_helpers.linear import SMALL, Linear, pack
 from qwen_helpers.weights import TINY
 
 
@@ -103,8 +103,8 @@ def test_without_onednn(monkeypatch):
 def test_only_big_matrices_are_packed(tmp_path):
     write_checkpoint(tmp_path, PITFALL)
     assert not any(isinstance(module, Linear) for module in Model.from_pretrained(tmp_path).modules())
-    assert isinstance(pack(nn.Linear(BIG // 512, 512, bias=False)), Linear)
-    assert not isinstance(pack(nn.Linear(BIG // 512, 512)), Linear)               # it has a bias
+    assert isinstance(pack(nn.Linear(SMALL // 512 + 1, 512, bias=False)), Linear)
+    assert not isinstance(pack(nn.Linear(SMALL, 2)), Linear)               # it has a bias
 
 
 def test_fp32_is_packed_and_bf16_stays_mapped():
