@@ -13,8 +13,8 @@ from transformers.modeling_layers import MtpModel
 import chapters.depth
 from chapters.chunk import chunk_rule, gated_delta_rule
 from chapters.deltanet import causal_conv, recurrent_rule, some_tokens
-from chapters.depth import (AdaptiveDrafter, BatchDrafter, DeepDrafter, LookupDrafter, depth_batch, depth_rounds,
-                            keep_each, right_edge, select, select_kept, select_rows)
+from chapters.depth import (AdaptiveDrafter, BatchDrafter, CopyFirstDrafter, DeepDrafter, LookupDrafter, depth_batch,
+                            depth_rounds, keep_each, right_edge, select, select_kept, select_rows)
 from chapters.mtp import mtp_rounds
 from chapters.sample import generate
 from checkpoints import PITFALL
@@ -32,6 +32,7 @@ KINDS = {
     "adaptive": AdaptiveDrafter,
     "all at once": partial(AdaptiveDrafter, p_min=0.06, words=WORDS),
     "lookup": lambda model, mtp, N: LookupDrafter(N),
+    "copy first": CopyFirstDrafter,
 }
 
 
@@ -453,6 +454,19 @@ def test_prompt_lookup_by_hand(text, N, expected):
     drafter = LookupDrafter(N)
     drafter.read(torch.tensor([text], dtype=torch.long), None)
     assert drafter.propose() == expected
+
+
+@pytest.mark.parametrize("text, copy, expected", [
+    ([1, 2, 3, 9, 1, 2, 3], 2, [9, 1]), ([1, 2, 7, 5, 1, 2], 6, [7, 5, 1, 2]),
+    ([1, 2, 3, 9, 5, 3], 6, None), ([4], 6, None),              # one token alone is not believed: the head drafts
+])
+def test_copy_first_by_hand(world, text, copy, expected):
+    first, deep = CopyFirstDrafter(world.model, world.mtp, 3, copy), DeepDrafter(world.model, world.mtp, 3)
+    ids = torch.tensor([text])
+    for drafter in first, deep:
+        drafter.read(ids, world.model.hidden(ids))
+    assert first.propose() == (expected or deep.propose())
+    assert first.text == text and first.state.length == len(text)
 
 
 def test_ten_runs_give_the_same_acceptance(world):

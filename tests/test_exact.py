@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from chapters.batch import generate_batch, left_pad
 from chapters.chunk import chunk_rule
 from chapters.deltanet import recurrent_rule
-from chapters.depth import AdaptiveDrafter, DeepDrafter, LookupDrafter, depth_batch, keep_each, select_kept
+from chapters.depth import (AdaptiveDrafter, CopyFirstDrafter, DeepDrafter, LookupDrafter, depth_batch, keep_each,
+                            select_kept)
 from chapters.model import Model
 from chapters.mtp import MTP, Drafter, generate_mtp, mtp_rounds, read_again
 from chapters.sample import generate
@@ -78,7 +79,7 @@ def model_of(folder, shape, seed):
 
 
 def drafters(vocab_size):
-    """Ways to draft, world -> drafter: by script, by the head at any depth, unsure, trimmed, adaptive, by copying."""
+    """Ways to draft, world -> drafter: by script, by the head at any depth, unsure, trimmed, adaptive, copying."""
     depth, p_min = st.integers(0, 6), st.sampled_from([0.0, 0.05, 0.2, 2.0])
     words = st.none() | st.permutations(range(vocab_size)).flatmap(
         lambda order: st.integers(1, vocab_size).map(lambda n: torch.tensor(order[:n])))
@@ -89,6 +90,7 @@ def drafters(vocab_size):
         st.just(lambda world: Drafter(world.model, world.mtp)),
         deep.map(lambda how: lambda world: DeepDrafter(world.model, world.mtp, **how)),
         deep.map(lambda how: lambda world: AdaptiveDrafter(world.model, world.mtp, **how)),
+        deep.map(lambda how: lambda world: CopyFirstDrafter(world.model, world.mtp, **how)),
         st.builds(lambda N, n: lambda world: LookupDrafter(N, n), depth, st.integers(1, 4)))
 
 
