@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
-from chapters.attention import Attention
+from chapters.attention import Attention, attend, causal_mask
 from chapters.chunk import chunk_rule, gated_delta_rule
 from chapters.deltanet import DeltaNet, causal_conv, recurrent_rule
 from chapters.mlp import MLP
@@ -187,6 +187,19 @@ def pairs_turned(rotate):
     angle = torch.tensor([[0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
     moved = rotate(torch.eye(16, dtype=torch.float64)[None, :, None], angle.cos(), angle.sin())[0, :, 0]
     return [row.nonzero().flatten().tolist() for row in moved]
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 15, 16, 17])
+@pytest.mark.parametrize("past", [0, 1, 9])
+@pytest.mark.parametrize("pads", [None, [0, 4]])
+def test_few_queries_and_many_read_alike(T, past, pads):
+    """Few tokens lay the queries of a group into one table; head by head, torch's operator must give the same."""
+    q, (k, v) = torch.randn(2, 6, T, 8), torch.randn(2, 2, 3, past + T, 8)
+    mask = None if pads is None else torch.arange(past + T) >= torch.tensor(pads)[:, None]
+    allowed = causal_mask(T, past + T, q.device, mask)
+    heads = [F.scaled_dot_product_attention(q[:, h:h + 1], k[:, h // 2:h // 2 + 1], v[:, h // 2:h // 2 + 1], allowed)
+             for h in range(6)]
+    torch.testing.assert_close(attend(q, k, v, mask), torch.cat(heads, dim=1))
 
 
 def test_kind_19_rope_turns_pairs_half_a_head_apart():
