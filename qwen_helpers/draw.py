@@ -126,7 +126,7 @@ def lines(x, series, title, xlabel="", ylabel="", colours=None, log="", marks=No
         plain_ticks(axis, np.concatenate([numbers(some) for some in values]))
     if len(series) > 1 or next(iter(series)):
         place = dict(loc="upper left", bbox_to_anchor=(1, 1)) if beside or len(series) > 5 else {}
-        ax.legend(fontsize=12, **place)
+        ax.legend(fontsize=12, ncols=1 + (len(series) - 1) // 12, **place)
     ends = "; ".join(f"{name} {numbers(v)[0]:.3g} to {numbers(v)[-1]:.3g}" for name, v in series.items())
     return Picture(fig, f"{title}. Lines over {xlabel or 'x'}: {ends}")
 

@@ -14,8 +14,12 @@ def test_dollars_are_dollars():
     assert draw.canvas("$a$")[0]._suptitle.get_parse_math() is False
 
 
-def test_thirty_lines():
-    draw.lines([1, 2], {f"{i}": [i, i] for i in range(30)}, "many").png(True)
+def test_thirty_lines_and_their_names_leave_room_for_each_other():
+    picture = draw.lines([1, 2], {f"{i}": [i, i] for i in range(30)}, "many")
+    figure = picture.fig
+    picture.png(True)
+    lines, names = (part.get_window_extent() for part in (figure.axes[0], figure.axes[0].get_legend()))
+    assert lines.width > 0.5 * figure.bbox.width and names.height < 0.85 * figure.bbox.height
 
 
 @pytest.mark.parametrize("x, text", [(64, "64"), (0.01, "0.01"), (20_000, "20,000"), (1e12, "10¹²"), (2e-6, "2·10⁻⁶")])
