@@ -18,11 +18,14 @@ from statistics import median
 import torch
 
 import qwen_helpers  # noqa: F401  (makes `chapters.*` importable)
+from chapters.attention import attend
 from chapters.chat import Chat
-from chapters.depth import DeepDrafter, depth_rounds, keep_each, select_kept
+from chapters.chunk import gated_delta_rule
+from chapters.deltanet import some_tokens
+from chapters.depth import CopyFirstDrafter, DeepDrafter, depth_rounds, keep_each, select_kept
 from chapters.model import PIECE, Model
-from chapters.mtp import MTP, likeliest, load_prompts, mtp_rounds, prompt_ids, stopwatch
-from chapters.sample import stream
+from chapters.mtp import MTP, likeliest, load_prompts, loop_start, mtp_rounds, prompt_ids, stopwatch
+from chapters.sample import generate, stream
 from checkpoint import FOLDER, full_size
 from qwen_helpers.cache import State
 from qwen_helpers.linear import Linear, pack
@@ -69,10 +72,10 @@ def ratio(slow, fast):
     return median(slow) / median(fast), each[0], each[-1]
 
 
-def decode(model, rows, batch=1):
-    """A forward of `rows` new tokens on a filled state, the same context each time."""
+def decode(model, rows, batch=1, context=CONTEXT):
+    """A forward of `rows` new tokens on a filled state, which grows by as many each time."""
     state, ids = State(model, batch), torch.zeros(batch, rows, dtype=torch.long)
-    model.hidden(torch.zeros(batch, CONTEXT, dtype=torch.long), state)
+    model.hidden(torch.zeros(batch, context, dtype=torch.long), state)
     return lambda: model(ids, state)
 
 
@@ -117,6 +120,12 @@ def spread(average):
         total += average
 
 
+def started(run):
+    """A run of the loop that has read the prompt and written the first token."""
+    next(run)
+    return run
+
+
 def speculative(model, mtp, average, N, count):
     """Seconds of plain decoding and of `count` rounds with `average` of N drafts accepted, the prompt read before.
 
@@ -125,10 +134,6 @@ def speculative(model, mtp, average, N, count):
     prompt, words = torch.zeros(1, CONTEXT, dtype=torch.long), torch.arange(8192)
     tokens = 1 + round(count * (1 + average))
     text, drafts = list(stream(model, prompt, tokens + N + 1)), []
-
-    def started(run):
-        next(run)
-        return run
 
     def rounds():
         drafter = Replaced(model, mtp, text, average, N=N, words=words)
@@ -174,6 +179,23 @@ def matrices(part, rows, times=1):
     return multiply
 
 
+def readings(model, T):
+    """A step that does nothing but read back: attention and the delta rule of all layers, T tokens in pieces."""
+    cfg, dtype = model.cfg, model.lm_head.weight.dtype
+    parts = some_tokens(1, cfg.linear_num_value_heads, PIECE, cfg.linear_key_head_dim, cfg.linear_value_head_dim)
+    q = torch.randn(1, cfg.num_attention_heads, PIECE, cfg.head_dim, dtype=dtype)
+    k, v = torch.randn(2, 1, cfg.num_key_value_heads, T, cfg.head_dim, dtype=dtype)
+
+    def read():
+        for total in range(PIECE, T + 1, PIECE):
+            for kind in cfg.layer_types:
+                if kind == "linear_attention":
+                    gated_delta_rule(*parts)
+                else:
+                    attend(q, k[:, :, :total], v[:, :, :total])
+    return read
+
+
 def real_size(path, dtype, rows, note):
     """Figures of one dtype at the real size, packed, each handed to `note(name, ratio, goal)`."""
     model, mtp = Model.from_pretrained(path, dtype), MTP.from_pretrained(load_config(path), path, dtype)
@@ -182,19 +204,22 @@ def real_size(path, dtype, rows, note):
     other, their_step = theirs(path, dtype)
     mapped = Model.from_pretrained(path, dtype) if dtype == torch.bfloat16 else model
     took = turns({"ours": decode(model, 1), "theirs": their_step, "mapped": decode(mapped, 1),
-                  "read": reading_speed(model), "matrices": matrices(model, 1),
-                  **{f"{n} rows": decode(model, n) for n in rows}, "8 texts": decode(model, 1, 8)})
+                  "read": reading_speed(model), "8 texts": decode(model, 1, 8), "late": decode(model, 1, 1, 4096),
+                  **{f"{n} rows": decode(model, n) for n in rows},
+                  **{("matrices", n): matrices(model, n) for n in (1, *rows)}})
     weights = sum(p.nbytes for p in model.parameters())
     floor = [s * weights / model.embed_tokens.weight.nbytes for s in took["read"]]
     note(f"{name}: plain decode, ours against transformers", ratio(took["theirs"], took["ours"]),
          1.3 if dtype == torch.float32 else 1.5, median(took["ours"]))
     if dtype == torch.bfloat16:
         note(f"{name}: packed against as mapped from the file, plain decode", ratio(took["mapped"], took["ours"]))
+    note(f"{name}: plain decode after 4,096 tokens against after {CONTEXT}", ratio(took["late"], took["ours"]))
     note(f"{name}: share of the reading speed that plain decode reaches", ratio(floor, took["ours"]),
          0.8 if dtype == torch.float32 else None)
-    note(f"{name}: share of plain decode that the matrices alone take", ratio(took["matrices"], took["ours"]))
+    note(f"{name}: share of plain decode that the matrices alone take", ratio(took["matrices", 1], took["ours"]))
     for n in rows:
         note(f"{name}: {n} rows against 1", ratio(took[f"{n} rows"], took["ours"]), -1.08 if n == 2 else -1.15)
+        note(f"{name}: {n} rows against 1, the matrices alone", ratio(took["matrices", n], took["matrices", 1]))
     if dtype == torch.bfloat16:
         note(f"{name}: tokens a second, batch of 8 against 1",
              tuple(8 * x for x in ratio(took["ours"], took["8 texts"])), 3)
@@ -206,10 +231,12 @@ def real_size(path, dtype, rows, note):
         note(f"{name}: drafting's share of the rounds at {what}", ratio(took["drafts"], took["drafting"]))
     ids = torch.zeros(1, 2048, dtype=torch.long)
     took = turns({"ours": lambda: model.hidden(ids, State(model)), "theirs": lambda: other.model(ids),
-                  "matrices": matrices(model.layers, PIECE, 2048 // PIECE)}, 7)
+                  "matrices": matrices(model.layers, PIECE, 2048 // PIECE), "readings": readings(model, 2048)}, 7)
     note(f"{name}: prefill of 2,048 tokens against transformers", ratio(took["theirs"], took["ours"]), 2,
          median(took["ours"]))
     note(f"{name}: share of this prefill that the matrices alone take", ratio(took["matrices"], took["ours"]))
+    note(f"{name}: share of this prefill that attention and the delta rule alone take",
+         ratio(took["readings"], took["ours"]))
     if dtype == torch.float32:
         took = delta_growth(model)
         each = [median(took[T]) / T for T in took]
@@ -218,18 +245,30 @@ def real_size(path, dtype, rows, note):
 
 
 def embedded(note):
-    """Plain against drafting with real acceptance on the embedded model, a mean over text types of data/prompts."""
+    """Plain against drafting with real acceptance on the embedded model, by text types of data/prompts.
+
+    A type's speed-up is that of the medians, added up over its prompts. A small model soon repeats itself, which is
+    easy to guess; so the texts are timed once more, cut where they begin to.
+    """
     model, mtp = Model.from_pretrained(TINY), MTP.from_pretrained(load_config(TINY), TINY)
-    chat, ratios = Chat(model, TINY), {}
+    chat, words, seconds = Chat(model, TINY), torch.arange(model.cfg.vocab_size // 2), {}
+    drafters = {"two drafts": lambda: DeepDrafter(model, mtp, 2),
+                "a copy first, else two drafts among half the words": lambda: CopyFirstDrafter(model, mtp, words=words)}
     for entry in load_prompts(TINY):
         ids = prompt_ids(chat, entry)
-        took = turns({"plain": lambda: list(stream(model, ids, 60, chat.stop)),
-                      "drafting": lambda: list(depth_rounds(model, ids, 60, chat.stop,
-                                                            drafter=DeepDrafter(model, mtp, 2)))}, 7)
-        ratios.setdefault(entry["type"], []).append(ratio(took["plain"], took["drafting"])[0])
-    means = sorted(sum(values) / len(values) for values in ratios.values())
-    note("embedded model: speed-up at its own acceptance, mean over text types",
-         (sum(means) / len(means), means[0], means[-1]), 1.5)
+        before_loop = max(loop_start(generate(model, ids, 60, chat.stop)), 8)
+        for end, count in ("60 tokens", 60), ("no repetition", before_loop):
+            begin = {"plain": lambda: started(stream(model, ids, count, chat.stop))}
+            for way, make in drafters.items():
+                begin[way] = lambda make=make: started(depth_rounds(model, ids, count, chat.stop, drafter=make()))
+            took = turns(dict.fromkeys(begin, list), 7, begin)
+            for way in drafters:
+                each = seconds.setdefault((way, end), {}).setdefault(entry["type"], [0, 0])
+                each[:] = each[0] + median(took["plain"]), each[1] + median(took[way])
+    for (way, end), types in seconds.items():
+        found = sorted(plain / drafting for plain, drafting in types.values())
+        note(f"embedded model, {end}: speed-up with {way}, mean over text types",
+             (sum(found) / len(found), found[0], found[-1]), 1.5 if "copy" in way else None)
 
 
 def machine():
