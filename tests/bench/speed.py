@@ -179,17 +179,21 @@ def matrices(part, rows, times=1):
     return multiply
 
 
-def readings(model, T):
-    """A step that does nothing but read back: attention and the delta rule of all layers, T tokens in pieces."""
+def readings(model, rows, *totals):
+    """A step that does nothing but read back: attention and the delta rule of all layers, for some tokens at a time.
+
+    `totals` counts the tokens of the text after each time.
+    """
     cfg, dtype = model.cfg, model.lm_head.weight.dtype
-    parts = some_tokens(1, cfg.linear_num_value_heads, PIECE, cfg.linear_key_head_dim, cfg.linear_value_head_dim)
-    q = torch.randn(1, cfg.num_attention_heads, PIECE, cfg.head_dim, dtype=dtype)
-    k, v = torch.randn(2, 1, cfg.num_key_value_heads, T, cfg.head_dim, dtype=dtype)
+    q = torch.randn(1, cfg.num_attention_heads, rows, cfg.head_dim, dtype=dtype)
+    k, v = torch.randn(2, 1, cfg.num_key_value_heads, totals[-1], cfg.head_dim, dtype=dtype)
+    sizes = 1, cfg.linear_num_value_heads, rows, cfg.linear_key_head_dim, cfg.linear_value_head_dim
+    layers = [some_tokens(*sizes) if kind == "linear_attention" else None for kind in cfg.layer_types]
 
     def read():
-        for total in range(PIECE, T + 1, PIECE):
-            for kind in cfg.layer_types:
-                if kind == "linear_attention":
+        for total in totals:
+            for parts in layers:
+                if parts:
                     gated_delta_rule(*parts)
                 else:
                     attend(q, k[:, :, :total], v[:, :, :total])
@@ -206,7 +210,8 @@ def real_size(path, dtype, rows, note):
     took = turns({"ours": decode(model, 1), "theirs": their_step, "mapped": decode(mapped, 1),
                   "read": reading_speed(model), "8 texts": decode(model, 1, 8), "late": decode(model, 1, 1, 4096),
                   **{f"{n} rows": decode(model, n) for n in rows},
-                  **{("matrices", n): matrices(model, n) for n in (1, *rows)}})
+                  **{("the matrices", n): matrices(model, n) for n in (1, *rows)},
+                  **{("attention and the delta rule", n): readings(model, n, CONTEXT + n) for n in (1, *rows)}})
     weights = sum(p.nbytes for p in model.parameters())
     floor = [s * weights / model.embed_tokens.weight.nbytes for s in took["read"]]
     note(f"{name}: plain decode, ours against transformers", ratio(took["theirs"], took["ours"]),
@@ -216,10 +221,12 @@ def real_size(path, dtype, rows, note):
     note(f"{name}: plain decode after 4,096 tokens against after {CONTEXT}", ratio(took["late"], took["ours"]))
     note(f"{name}: share of the reading speed that plain decode reaches", ratio(floor, took["ours"]),
          0.8 if dtype == torch.float32 else None)
-    note(f"{name}: share of plain decode that the matrices alone take", ratio(took["matrices", 1], took["ours"]))
+    note(f"{name}: share of plain decode that the matrices alone take", ratio(took["the matrices", 1], took["ours"]))
     for n in rows:
         note(f"{name}: {n} rows against 1", ratio(took[f"{n} rows"], took["ours"]), -1.08 if n == 2 else -1.15)
-        note(f"{name}: {n} rows against 1, the matrices alone", ratio(took["matrices", n], took["matrices", 1]))
+        for part in "the matrices", "attention and the delta rule":
+            more = [b - a for a, b in zip(took[part, 1], took[part, n])]
+            note(f"{name}: {n} rows against 1, added by {part}", ratio(more, took["ours"]))
     if dtype == torch.bfloat16:
         note(f"{name}: tokens a second, batch of 8 against 1",
              tuple(8 * x for x in ratio(took["ours"], took["8 texts"])), 3)
@@ -231,7 +238,8 @@ def real_size(path, dtype, rows, note):
         note(f"{name}: drafting's share of the rounds at {what}", ratio(took["drafts"], took["drafting"]))
     ids = torch.zeros(1, 2048, dtype=torch.long)
     took = turns({"ours": lambda: model.hidden(ids, State(model)), "theirs": lambda: other.model(ids),
-                  "matrices": matrices(model.layers, PIECE, 2048 // PIECE), "readings": readings(model, 2048)}, 7)
+                  "matrices": matrices(model.layers, PIECE, 2048 // PIECE),
+                  "readings": readings(model, PIECE, *range(PIECE, 2049, PIECE))}, 7)
     note(f"{name}: prefill of 2,048 tokens against transformers", ratio(took["theirs"], took["ours"]), 2,
          median(took["ours"]))
     note(f"{name}: share of this prefill that the matrices alone take", ratio(took["matrices"], took["ours"]))
