@@ -104,6 +104,7 @@ def test_only_big_matrices_are_packed(tmp_path):
     write_checkpoint(tmp_path, PITFALL)
     assert not any(isinstance(module, Linear) for module in Model.from_pretrained(tmp_path).modules())
     assert isinstance(pack(nn.Linear(SMALL // 512 + 1, 512, bias=False)), Linear)
+    assert not isinstance(pack(nn.Linear(SMALL // 512, 512, bias=False)), Linear)
     assert not isinstance(pack(nn.Linear(SMALL, 2)), Linear)               # it has a bias
 
 
