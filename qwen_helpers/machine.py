@@ -4,7 +4,7 @@ import platform
 import re
 from importlib import metadata
 
-from .weights import REAL, TINY, CheckpointError, load_weights
+from .weights import REAL, TINY, CheckpointError, has_head, load_tokenizer, load_weights
 
 
 def model_name(path):
@@ -25,12 +25,17 @@ def needs(path):
             yield name, found, f"the course needs {least} or newer" if old < new else ""
         except metadata.PackageNotFoundError:
             yield name, "missing", f"run pip install '{name}>={least}', then restart the kernel"
-    count, trouble = 0, "" if (path / "tokenizer.json").is_file() else "there is no tokenizer.json: download it again"
+    count, head, trouble = 0, True, ""
     try:
-        count = sum(t.numel() for part in ("model.", "mtp.") for t in load_weights(path, part).values())
+        load_tokenizer(path)
+        head = has_head(path)
+        parts = ("model.", "mtp.") if head else ("model.",)
+        count = sum(t.numel() for part in parts for t in load_weights(path, part).values())
     except CheckpointError as error:
         trouble = str(error)
     yield "model", model_name(path), trouble
+    if not head:
+        yield "draft head", "none (no mtp.* tensors): chapters on drafting run on the embedded model, data/tiny", ""
     if hasattr(os, "sysconf"):                              # Windows has none
         there, need = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1 + 4 * count / 1e9
         yield "memory", f"{there:.1f} GB", f"this model wants about {need:.1f}" if there < need else ""

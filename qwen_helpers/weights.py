@@ -1,19 +1,23 @@
-"""Find a checkpoint folder, read its config.json, load its tensors: each checked by name and shape.
+"""Find a checkpoint folder and load its tensors: each checked by name and shape against its config.json.
 
 A folder holds config.json and model.safetensors, or shards named by model.safetensors.index.json.
 Text tensors begin with `model.language_model.` (or `model.` in a text-only export), the draft head's
 with `mtp.`, vision tensors with `model.visual.` (counted and left alone).
 """
-import json
 import math
 import os
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
+
+from .config import (INDEX, LARGEST, SINGLE, CheckpointError, Config, expected_shapes, inside, parse_json, read_config,
+                     read_json, shown)
+from .foreign import what_folder, what_tensors
 
 TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
 REAL = "Qwen/Qwen3.5-0.8B"
@@ -21,76 +25,67 @@ REAL_CONFIG = TINY.parent / "published" / "Qwen3.5-0.8B"        # its config.jso
 DOWNLOADED = TINY.parents[1] / "build" / "Qwen3.5-0.8B"         # where `python -m qwen_helpers.download` puts it
 THREADS = torch.get_num_threads()
 SMALL = 2 ** 28                                                 # parameters: at most 1 GB in fp32
-PREFIXES, VISION = ("model.language_model.", "model."), "model.visual."
-LAYER_TYPES = ("linear_attention", "full_attention")
+PREFIXES = ("model.language_model.", "model.", "language_model.", "")       # the last two in saves without a head
+VISION = ("model.visual.", "visual.")
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-LARGEST = {"JSON": 2 ** 22, "layers": 1000, "number": 2 ** 40, "parameters": 2 ** 43}     # nothing real comes near
+TEXT = ("model.", "language_model.", "embed_tokens.", "layers.", "norm.", "lm_head.")
 
 
-class CheckpointError(ValueError):
-    """What is wrong with a model folder, and what to do about it, in one sentence."""
+def find_model(part="model."):
+    """The model folder to run: $QWEN_MODEL, else a downloaded Qwen3.5-0.8B, else the embedded data/tiny.
 
-
-def shown(words):
-    """Words out of a file, short and on one line that any screen can show."""
-    words = str(words)[:200]
-    return words if words.isprintable() else ascii(words)[1:-1]
-
-
-@dataclass(frozen=True)
-class Config:
-    """The part of config.json that the model needs, under the names it has there."""
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    tie_word_embeddings: bool
-    max_position_embeddings: int
-    layer_types: tuple
-    linear_num_key_heads: int
-    linear_num_value_heads: int
-    linear_key_head_dim: int
-    linear_value_head_dim: int
-    linear_conv_kernel_dim: int
-    rope_theta: float
-    partial_rotary_factor: float
-    mtp_num_hidden_layers: int = 0
-
-    @property
-    def rotary_dim(self):
-        """How many dimensions of each attention head RoPE turns."""
-        return int(self.head_dim * self.partial_rotary_factor)
-
-
-def find_model():
-    """The model folder to run: $QWEN_MODEL, else a downloaded Qwen3.5-0.8B, else the embedded data/tiny."""
+    For a lesson that drafts, `part="mtp."` passes over a folder without a draft head, and says so.
+    """
     chosen = os.environ.get("QWEN_MODEL")
     if chosen:
         folder = Path(chosen).expanduser()
         if not (folder / "config.json").is_file():
-            raise CheckpointError(f"QWEN_MODEL={chosen} has no config.json: set it to a model folder, or unset it")
-        return folder
-    return downloaded() or TINY
+            raise CheckpointError(what_folder(folder) or f"QWEN_MODEL={chosen} has no config.json: "
+                                  f"set it to a model folder, or unset it")
+    else:
+        folder = downloaded() or TINY
+    if part == "mtp." and not has_head(folder):
+        print(f"{folder.absolute().name} has no draft head (mtp.* tensors): this chapter runs on the embedded model, "
+              f"data/tiny")
+        return TINY
+    return folder
 
 
 def downloaded():
-    """A whole Qwen3.5-0.8B on this machine, by `qwen_helpers.download` or in the Hugging Face cache; else None."""
-    from huggingface_hub import try_to_load_from_cache
-    cached = try_to_load_from_cache(REAL, "config.json")
-    folders = [DOWNLOADED, *([Path(cached).parent] if isinstance(cached, str) else [])]
-    return next((folder for folder in folders if is_whole(folder)), None)
+    """A whole Qwen3.5-0.8B on this machine, by `qwen_helpers.download` or in the Hugging Face cache; else None.
+
+    If the newest revision that the cache knows of is not whole there, an older one serves, and one line says so.
+    """
+    from huggingface_hub import constants
+    if is_whole(DOWNLOADED):
+        return DOWNLOADED
+    cache = Path(constants.HF_HUB_CACHE) / f"models--{REAL.replace('/', '--')}"
+    main = cache / "refs" / "main"
+    newest = main.read_text(encoding="utf-8").strip() if main.is_file() else ""
+    found = sorted(cache.glob("snapshots/*"), key=lambda folder: (folder.name == newest, folder.stat().st_mtime))
+    folder = next(filter(is_whole, reversed(found)), None)
+    if folder and newest not in ("", folder.name):
+        print(f"the Hugging Face cache has no whole revision {newest[:8]} of {REAL}: this is {folder.name[:8]}")
+    for part in (DOWNLOADED, *reversed(found)) if not folder else ():
+        if any(part.glob("*.safetensors")):
+            print(f"{part} does not hold the whole {REAL}, and is passed over")
+            break
+    return folder
 
 
 def is_whole(folder):
     """Whether a folder has config.json, tokenizer.json and every file of weights."""
     try:
-        return bool(tensor_files(folder)) and all((folder / name).is_file() for name in ("config.json", "tokenizer.json"))
+        there = all((folder / name).is_file() for name in ("config.json", "tokenizer.json"))
+        return there and bool(tensor_files(folder))
     except CheckpointError:
         return False
+
+
+def small(cfg):
+    """Whether a model of this config is small: at most SMALL parameters."""
+    return sum(math.prod(shape) for shape in expected_shapes(cfg).values()) <= SMALL
 
 
 def placement(path, dtype=None, device=None):
@@ -101,187 +96,100 @@ def placement(path, dtype=None, device=None):
     GPU becomes torch's default device. A small model gets one thread, for it would only wait for others, and a large
     one all; $OMP_NUM_THREADS, if set, decides instead.
     """
-    cfg = load_config(path)
-    small = sum(math.prod(shape) for shape in expected_shapes(cfg).values()) <= SMALL
+    tiny = small(load_config(path))
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1 if small else THREADS)
+        torch.set_num_threads(1 if tiny else THREADS)
     gpu = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    device = device or os.environ.get("QWEN_DEVICE") or ("cpu" if small else gpu)
+    device = device or os.environ.get("QWEN_DEVICE") or ("cpu" if tiny else gpu)
     if torch.device(device).type != "cpu":
         torch.set_default_device(device)
-    return dtype or (torch.float32 if small else None), device
+    return dtype or (torch.float32 if tiny else None), device
 
 
-def read_json(path):
-    """A JSON file of a model folder as a dict; CheckpointError if it is missing or broken."""
-    try:
-        if not os.path.isfile(path):
-            raise CheckpointError(f"{path} is missing: give the folder of a Qwen3.5 checkpoint")
-        size = inside(path).stat().st_size
-        if size > LARGEST["JSON"]:
-            raise ValueError(f"it has {size:,} bytes")
-        return parse_json(path.read_bytes())
-    except CheckpointError:
-        raise
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}): make it readable, or fetch it again") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON ({shown(error)}): fetch the file again") from None
+def load_config(path) -> Config:
+    """The Config of a model folder; its config.json alone is enough.
 
-
-def parse_json(raw):
-    """A JSON object in UTF-8 as a dict; ValueError or RecursionError if it is none, or names something twice."""
-    def once(pairs):
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError(f"it says {Counter(name for name, _ in pairs).most_common(1)[0][0]!r:.100} twice")
-        return found
-
-    content = json.loads(raw.decode("utf-8"), object_pairs_hook=once)
-    if not isinstance(content, dict):
-        raise ValueError("it is not an object")
-    return content
-
-
-def inside(file):
-    """The file, if it leads to no place outside of its folder; the Hugging Face cache links to its own blobs."""
-    folder = file.parent.resolve()
-    home = folder.parents[1] if folder.parent.name == "snapshots" else folder
-    if not file.resolve().is_relative_to(home):
-        raise CheckpointError(f"{file} is a link out of the model folder, to {file.resolve()}: "
-                              f"put the file itself into the folder, if you trust it")
-    return file
-
-
-def load_config(path):
-    """Read `path`/config.json, nested (`text_config`) or flat, into a Config; each number in it must be possible."""
-    file = Path(path) / "config.json"
-    top = read_json(file)
-    text = {**top, **section(file, top, "text_config")}
-    text |= {key: text.get(key) for key in ("rope_theta", "partial_rotary_factor")}
-    text |= section(file, text, "rope_parameters")
-    found = {f.name: text[f.name] for f in fields(Config) if text.get(f.name) is not None}
-    missing = [f.name for f in fields(Config)
-               if f.name not in found and f.name not in ("mtp_num_hidden_layers", "layer_types")]
-    if missing:
-        raise CheckpointError(f"{file} does not say {', '.join(missing)}: is this a Qwen3.5 checkpoint?")
-    for f in fields(Config):
-        require(file, f.name not in found or possible(f.name, f.type, found[f.name]), text, f.name)
-    if not found.get("layer_types"):
-        every, count = text.get("full_attention_interval", 4), found["num_hidden_layers"]
-        require(file, possible("full_attention_interval", int, every), text, "full_attention_interval")
-        found["layer_types"] = [LAYER_TYPES[(i + 1) % every == 0] for i in range(count)]
-    cfg = Config(**found | {"layer_types": tuple(found["layer_types"])})
-    for kind in cfg.layer_types:
-        if kind not in LAYER_TYPES:
-            raise CheckpointError(f"{file} has a layer of unknown type {kind!r:.60}: this course builds "
-                                  f"{' and '.join(LAYER_TYPES)}")
-    if len(cfg.layer_types) != cfg.num_hidden_layers:
-        raise CheckpointError(f"{file} names {len(cfg.layer_types)} layer_types for {cfg.num_hidden_layers} layers: "
-                              f"fetch the file again")
-    require(file, cfg.num_attention_heads % cfg.num_key_value_heads == 0, text,
-            "num_attention_heads", "num_key_value_heads")
-    require(file, cfg.linear_num_value_heads % cfg.linear_num_key_heads == 0, text,
-            "linear_num_value_heads", "linear_num_key_heads")
-    require(file, cfg.partial_rotary_factor <= 1 and cfg.rotary_dim > 0 and cfg.rotary_dim % 2 == 0, text,
-            "head_dim", "partial_rotary_factor")
-    count = sum(math.prod(shape) for part in ("model.", "mtp.") for shape in expected_shapes(cfg, part).values())
-    require(file, count <= LARGEST["parameters"], text, "vocab_size", "hidden_size", "intermediate_size", "head_dim",
-            "num_attention_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
-    for key, wanted in (("hidden_act", "silu"), ("attn_output_gate", True), ("attention_bias", False),
-                        ("rope_type", "default")):
-        if text.get(key, wanted) != wanted:
-            raise CheckpointError(f"{file} says {key} = {text[key]!r:.60}: this course builds only {wanted!r}")
+    `tie_word_embeddings` is what holds, as in transformers: a head in the file that differs from the embedding is used,
+    whatever config.json says; one that is equal to it, or none, is tied if config.json says so, at its top level or in
+    text_config.
+    """
+    path = Path(path)
+    if not os.path.isfile(path / "config.json") and (said := what_folder(path)):
+        raise CheckpointError(said)
+    cfg = read_config(path)
+    if cfg.tie_word_embeddings and any(os.path.isfile(path / name) for name in (SINGLE, INDEX)):
+        files = main_files(path)
+        embedding = text_prefix(files) + EMBEDDING
+        if HEAD in files and embedding in files:
+            stored = [(files[name], files[name].stat().st_mtime_ns, name) for name in (HEAD, embedding)]
+            return replace(cfg, tie_word_embeddings=equal(*stored))
     return cfg
 
 
-def section(file, text, key):
-    """The dict under a key of config.json; empty if there is none."""
-    require(file, isinstance(text.get(key) or {}, dict), text, key)
-    return text.get(key) or {}
-
-
-def possible(name, kind, value):
-    """Whether a value of config.json can be what the field `name` of this kind is."""
-    if kind is tuple:
-        return isinstance(value, list)
-    if kind is bool:
-        return isinstance(value, bool)
-    least = 0 if name == "mtp_num_hidden_layers" else 1
-    if kind is int:
-        return type(value) is int and least <= value <= LARGEST["layers" if "hidden_layers" in name else "number"]
-    return type(value) in (int, float) and 0 < value <= LARGEST["number"]
-
-
-def require(file, fits, text, *names):
-    """CheckpointError about values of config.json that cannot be, or cannot be together."""
-    if not fits:
-        said = " and ".join(f"{name} = {text[name]!r:.60}" for name in names if name in text)
-        raise CheckpointError(f"{file} says {said}, which no Qwen3.5 can have: fetch the file again")
-
-
-def layer_shapes(cfg, kind):
-    """Name -> shape of the tensors of one decoder layer."""
-    D, F = cfg.hidden_size, cfg.intermediate_size
-    shapes = {"input_layernorm.weight": (D,), "post_attention_layernorm.weight": (D,),
-              "mlp.gate_proj.weight": (F, D), "mlp.up_proj.weight": (F, D), "mlp.down_proj.weight": (D, F)}
-    if kind == "full_attention":
-        H, G, K = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.head_dim
-        part = {"q_proj.weight": (2 * H * K, D), "k_proj.weight": (G * K, D), "v_proj.weight": (G * K, D),
-                "o_proj.weight": (D, H * K), "q_norm.weight": (K,), "k_norm.weight": (K,)}
-        return shapes | {f"self_attn.{name}": shape for name, shape in part.items()}
-    H, V = cfg.linear_num_value_heads, cfg.linear_value_head_dim
-    qkv = 2 * cfg.linear_num_key_heads * cfg.linear_key_head_dim + H * V
-    part = {"in_proj_qkv.weight": (qkv, D), "in_proj_z.weight": (H * V, D), "in_proj_b.weight": (H, D),
-            "in_proj_a.weight": (H, D), "conv1d.weight": (qkv, 1, cfg.linear_conv_kernel_dim),
-            "A_log": (H,), "dt_bias": (H,), "norm.weight": (V,), "out_proj.weight": (D, H * V)}
-    return shapes | {f"linear_attn.{name}": shape for name, shape in part.items()}
-
-
-def expected_shapes(cfg, part="model."):
-    """Name (without prefix) -> shape of each tensor of the text model (`model.`) or the draft head (`mtp.`)."""
-    D = cfg.hidden_size
-    if part == "mtp.":
-        names = {"fc.weight": (D, 2 * D), "norm.weight": (D,), "pre_fc_norm_embedding.weight": (D,),
-                 "pre_fc_norm_hidden.weight": (D,)}
-        kinds = ["full_attention"] * cfg.mtp_num_hidden_layers
-    else:
-        names = {"embed_tokens.weight": (cfg.vocab_size, D), "norm.weight": (D,)}
-        if not cfg.tie_word_embeddings:
-            names["lm_head.weight"] = (cfg.vocab_size, D)
-        kinds = cfg.layer_types
-    for i, kind in enumerate(kinds):
-        names |= {f"layers.{i}.{name}": shape for name, shape in layer_shapes(cfg, kind).items()}
-    return names
+@lru_cache
+def equal(*stored):
+    """Whether two stored tensors, each (file, its time of change, name), hold the same numbers."""
+    a, b = mapped({name: file for file, _, name in stored}).values()
+    wide = a.dtype if a.dtype == b.dtype else torch.float64
+    return a.shape == b.shape and all(torch.equal(*(rows.to(wide) for rows in pair))
+                                      for pair in zip(a.split(4096), b.split(4096)))
 
 
 def tensor_files(path):
-    """Full tensor name -> file that holds it, from the index or from the one file's own header."""
+    """Full tensor name -> file that holds it; the files of the model are those that come up here.
+
+    A draft head may lie beside the model in a file that no index names, which holds nothing but mtp.* tensors.
+    """
+    files = main_files(path)
+    if any(name.startswith("mtp.") for name in files):
+        return files
+    heads = {}
+    for file in filter(os.path.isfile, sorted(Path(path).glob("*.safetensors"))):
+        try:
+            names = names_in(file)
+        except CheckpointError:
+            if "mtp" in file.name:
+                raise
+            continue
+        drafts = {name: file for name in names if name.startswith("mtp.")}
+        if len(drafts) == len(names) or file in files.values():
+            for name in drafts.keys() & heads.keys():
+                raise CheckpointError(f"{file} and {heads[name]} both hold {shown(name)}: keep one of them")
+            heads |= drafts
+    return files | heads
+
+
+def main_files(path):
+    """Full tensor name -> file, by model.safetensors, else by the index. Saving anew may leave an old index behind."""
     path = Path(path)
     if not path.is_dir():
-        raise CheckpointError(f"there is no model folder {path}: download the model, or unset QWEN_MODEL to run data/tiny")
-    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
-    if os.path.isfile(index):
-        names = read_json(index).get("weight_map", {})
-        if not isinstance(names, dict):
-            raise CheckpointError(f"{index} has no map of names to files: fetch the file again")
-        return {name: shard_file(index, name, file) for name, file in names.items()}
-    if not os.path.isfile(single):
-        raise CheckpointError(f"{path} has neither model.safetensors nor model.safetensors.index.json: "
-                              f"download the model again")
-    with open_tensors(single) as tensors:
-        return dict.fromkeys(tensors.keys(), single)
+        raise CheckpointError(f"there is no model folder {path}: download the model, or unset QWEN_MODEL to run "
+                              f"data/tiny")
+    if os.path.isfile(path / SINGLE):
+        return dict.fromkeys(names_in(path / SINGLE), path / SINGLE)
+    if not os.path.isfile(path / INDEX):
+        raise CheckpointError(what_folder(path) or f"{path} has neither {SINGLE} nor {INDEX}: download the model again")
+    names = read_json(path / INDEX).get("weight_map", {})
+    if not isinstance(names, dict):
+        raise CheckpointError(f"{path / INDEX} has no map of names to files: fetch the file again")
+    return {name: shard_file(path / INDEX, name, file) for name, file in names.items()}
 
 
 def shard_file(index, name, file):
     """The shard that the index names for a tensor: a file that is there, and in the index's own folder."""
     if not isinstance(file, str) or Path(file).name != file:
-        raise CheckpointError(f"{index} looks for {shown(name)} in {file!r:.100}, which is no file name inside the model "
-                              f"folder: download the model again, from a source you trust")
+        raise CheckpointError(f"{index} looks for {shown(name)} in {file!r:.100}, which is no file name inside the "
+                              f"model folder: download the model again, from a source you trust")
     if not os.path.isfile(index.parent / file):
         raise CheckpointError(f"{index.parent}: {shown(file)} is missing (it holds {shown(name)}): "
                               f"download the model again")
     return index.parent / file
+
+
+def names_in(file):
+    """The names of the tensors in a safetensors file."""
+    with open_tensors(file) as tensors:
+        return tensors.keys()
 
 
 def open_tensors(file):
@@ -299,69 +207,119 @@ def open_tensors(file):
         raise CheckpointError(f"{file} is damaged or cut short ({shown(error)}): download it again") from None
 
 
+def mapped(files):
+    """Full name -> tensor, mapped from its file, for the names and files of a dict."""
+    opened = {file: open_tensors(file) for file in set(files.values())}
+    tensors = {}
+    for name, file in files.items():
+        try:
+            tensors[name] = opened[file].get_tensor(name)
+        except SafetensorError as error:
+            raise CheckpointError(f"{file} does not give {name} ({shown(error)}): download it again") from None
+    return tensors
+
+
 def count_vision(path):
     """How many vision tensors the checkpoint holds; the course leaves them alone."""
-    return sum(name.startswith(VISION) for name in tensor_files(path))
+    return sum(name.startswith(VISION) for name in main_files(path))
+
+
+def has_head(path):
+    """Whether a model folder holds a draft head: mtp.* tensors."""
+    return any(name.startswith("mtp.") for name in tensor_files(path))
+
+
+def text_prefix(files):
+    """What the names of the text model's tensors begin with."""
+    found = (prefix for prefix in PREFIXES if any(name.startswith(prefix + "layers.") for name in files))
+    return next(found, PREFIXES[0])
+
+
+def stored_names(path, part, cfg, files):
+    """Name (without prefix) -> name in the files, of each tensor of the part; none may be missing or left over."""
+    prefix = "mtp." if part == "mtp." else text_prefix(files)
+    names = {name: name if name == HEAD else prefix + name for name in expected_shapes(cfg, part)}
+    if names.get(EMBEDDING, HEAD) not in files and HEAD in files and HEAD not in names:
+        names[EMBEDDING] = HEAD                                         # tied, and saved under the head's name
+    missing = [full for full in names.values() if full not in files]
+    there = {full for full in files if full.startswith("mtp.") == (part == "mtp.") and not full.startswith(VISION)}
+    surplus = sorted(full for full in there - {*names.values(), HEAD} if full.startswith(("mtp.", *TEXT)))
+    if missing or surplus:
+        if said := what_tensors(files, there):
+            raise CheckpointError(said)
+        if missing == [HEAD]:
+            raise CheckpointError(f"{path} has no tensor {HEAD}, and its config.json does not say that the embedding "
+                                  f"is the head: save it again with its head, or set tie_word_embeddings to true")
+        if missing:
+            raise CheckpointError(f"{path} has no tensor {missing[0]}, which its config.json asks for: "
+                                  f"download the model again, or save it again, whole")
+        raise CheckpointError(f"{files[surplus[0]]} holds {shown(surplus[0])}, which config.json has no place for: "
+                              f"weights and config are of different models")
+    return names
+
+
+def matrix_dtype(tensors):
+    """The dtype of most numbers in the matrices among these tensors; None without a matrix."""
+    sizes = Counter()
+    for tensor in tensors.values():
+        if tensor.dim() == 2 and tensor.dtype in FLOATS:
+            sizes[tensor.dtype] += tensor.numel()
+    return max(sizes, key=sizes.get, default=None)
+
+
+def fitting(tensor, common):
+    """The dtype of a tensor among matrices of dtype `common`: its own if it is no matrix, but fp64 mixes badly."""
+    if tensor.dim() == 2 or common == torch.float64:
+        return common
+    return torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
 
 
 def load_weights(path, part="model.", dtype=None, device=None, cfg=None):
     """Name (without prefix) -> tensor of the text model (`part="model."`) or of the draft head (`"mtp."`).
 
-    Each tensor is checked by name and shape against config.json, or against the `cfg` of a model. With `dtype=None`
-    tensors keep the file's dtype and, on the CPU, stay mapped from disk; a dtype converts them. They go to torch's
+    Each tensor is checked by name and shape against config.json, or against the `cfg` of a model. They go to torch's
     default device, where none is named. The tied head is not repeated.
+    A dtype converts all tensors. With `dtype=None` they keep the file's and, on the CPU, stay mapped from disk; but
+    matrices are multiplied, so one that differs from most of the text model's takes their dtype.
     """
-    own, files = load_config(path), tensor_files(path)
+    own, files = load_config(path), tensor_files(path) if part == "mtp." else main_files(path)
     if part == "mtp." and not any(name.startswith(part) for name in files):
         raise CheckpointError(f"{path} has no mtp.* tensors, so there is no draft head to load: "
                               f"plain decoding works, drafting needs a checkpoint with them")
     if part == "mtp." and own.mtp_num_hidden_layers != 1:
         raise CheckpointError(f"{path} has a draft head of {own.mtp_num_hidden_layers} layers by its config.json "
                               f"(mtp_num_hidden_layers): this course builds one of 1 layer; plain decoding works")
-    wanted = expected_shapes(cfg or own, part)
-    names = {name: full_name(name, part, files, path) for name in wanted}
-    for full in sorted(set(files) - set(names.values())):
-        if full.startswith(part) and not full.startswith(VISION):
-            raise CheckpointError(f"{files[full]} holds {shown(full)}, which config.json has no place for: "
-                                  f"weights and config are of different models")
-    opened = {file: open_tensors(file) for file in {files[full] for full in names.values()}}
-    loaded = {}
-    for name, shape in wanted.items():
-        full, file = names[name], files[names[name]]
-        try:
-            tensor = opened[file].get_tensor(full)
-        except SafetensorError as error:
-            raise CheckpointError(f"{file} does not give {full} ({shown(error)}): download it again") from None
+    names = stored_names(path, part, cfg or own, files)
+    tensors = mapped({full: files[full] for full in names.values()})
+    for name, shape in expected_shapes(cfg or own, part).items():
+        full, tensor = names[name], tensors[names[name]]
+        if not tensor.numel():
+            raise CheckpointError(f"{files[full]}: {full} is empty, as DeepSpeed and FSDP leave it when one process saves "
+                                  f"its part: gather the weights, and save them whole")
         if tuple(tensor.shape) != shape:
-            raise CheckpointError(f"{file}: {full} has shape {tuple(tensor.shape)}, "
+            raise CheckpointError(f"{files[full]}: {full} has shape {tuple(tensor.shape)}, "
                                   f"{'the model' if cfg else 'config.json'} asks for {shape}: "
                                   f"{'these' if cfg else 'weights and config'} are of different models")
         if tensor.dtype not in FLOATS:
-            raise CheckpointError(f"{file}: {full} is stored as {str(tensor.dtype).removeprefix('torch.')}: this course "
-                                  f"runs {', '.join(str(kind).removeprefix('torch.') for kind in FLOATS)}; "
+            raise CheckpointError(f"{files[full]}: {full} is stored as {str(tensor.dtype).removeprefix('torch.')}: "
+                                  f"this course runs {', '.join(str(kind).removeprefix('torch.') for kind in FLOATS)}; "
                                   f"download a version that is not quantised")
-        loaded[name] = tensor.to(device or torch.get_default_device(), dtype or tensor.dtype)
-    return loaded
+    text = mapped({full: file for full, file in files.items() if full.startswith(TEXT) and not full.startswith(VISION)})
+    common = matrix_dtype(tensors if part == "model." else text) or matrix_dtype(tensors)
+    device = device or torch.get_default_device()
+    return {name: tensors[full].to(device, dtype or fitting(tensors[full], common)) for name, full in names.items()}
 
 
 def load_tokenizer(path):
-    """The tokenizer of a model folder; CheckpointError if its tokenizer.json is missing or broken."""
+    """The tokenizer of a model folder, which cuts and pads nothing; CheckpointError if it is missing or broken."""
     file = Path(path) / "tokenizer.json"
     try:
-        return Tokenizer.from_str(inside(file).read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_str(inside(file).read_text(encoding="utf-8-sig"))
     except CheckpointError:
         raise
     except Exception as error:          # tokenizers raises nothing narrower
-        raise CheckpointError(f"{file} is missing or broken ({shown(error)}): download it again") from None
-
-
-def full_name(name, part, files, path):
-    """The tensor's name in the file, whichever prefix the checkpoint uses."""
-    candidates = [part + name] if part == "mtp." else [prefix + name for prefix in PREFIXES]
-    if name == "lm_head.weight":
-        candidates = ["lm_head.weight"]
-    for full in candidates:
-        if full in files:
-            return full
-    raise CheckpointError(f"{path} has no tensor {candidates[0]}, which its config.json asks for: "
-                          f"download the model again")
+        raise CheckpointError(f"{file} is missing or broken ({shown(error)}): download it again, or copy it from the "
+                              f"model that this one was made from") from None
+    tokenizer.no_truncation()           # training saves its own
+    tokenizer.no_padding()
+    return tokenizer

@@ -166,9 +166,9 @@ def test_kind_24_each_tensor_is_loaded_once_and_none_left_over(tmp_path, text, p
 
 
 def test_kind_24_control_a_tensor_left_over(tmp_path):
-    """A file with one tensor more than the config asks for is of another model (or quantised): it is refused."""
+    """A file with one tensor more than the config asks for is of another model: it is refused."""
     for name, part in [("model.language_model.layers.4.mlp.up_proj.weight", "model."),
-                       ("model.language_model.layers.0.mlp.up_proj.weight_scale", "model."),
+                       ("model.language_model.layers.0.mlp.up_proj.bias", "model."), ("lm_head.bias", "model."),
                        ("mtp.layers.1.mlp.up_proj.weight", "mtp."), ("mtp.embed_tokens.weight", "mtp.")]:
         path = write_checkpoint(tmp_path / name)
         edit_tensors(path, lambda tensors: tensors.update({name: torch.zeros(2)}))
