@@ -4,34 +4,57 @@ from pathlib import Path
 
 import torch
 
+from .weights import small
+
 BENCH = Path(__file__).resolve().parents[1] / "data" / "bench.json"
 
 
-def apart(ours, theirs, tol):
-    """(largest difference of two tensors, how much of it rounding may explain).
+def few(model, many):
+    """What a slow demonstration repeats: all of it on a small model, an eighth, but three at least, on a large one.
 
-    That is `tol`. A number in bf16 has 8 bits, and layer after layer rounds: there it is an eighth of the largest.
+    `many` is a number, or a list, of which every eighth is taken. A line says so where it is less.
     """
-    if tol and torch.bfloat16 in (ours.dtype, theirs.dtype):
-        tol = max(tol, theirs.abs().max().item() / 8)
-    return (ours.detach().cpu().double() - theirs.detach().cpu().double()).abs().max().item(), tol
+    count = many if isinstance(many, int) else len(many)
+    least = count if small(model.cfg) else min(count, max(3, count // 8))
+    if least < count:
+        print(f"a large model takes its time: {least} of {count} here")
+    return least if isinstance(many, int) else [many[i * count // least] for i in range(least)]
 
 
-def near(ours, theirs, tol=1e-3):
-    """Whether two tensors are equal up to rounding."""
-    gap, allowed = apart(ours, theirs, tol)
+def apart(ours, theirs, tol, dtype=None):
+    """(largest difference of two tensors, how much of it rounding may explain, the dtype that rounds).
+
+    That is `tol`. Numbers in bf16 have 8 bits and in fp16 11, and layer after layer rounds: there it is 16 times the
+    last bit of the largest, an eighth and a sixty-fourth of it. `dtype` names what they were computed in, if that is
+    coarser than what they are kept in.
+    """
+    kinds = [kind for kind in (ours.dtype, theirs.dtype, dtype) if kind and kind.is_floating_point]
+    coarse = max(kinds, key=lambda kind: torch.finfo(kind).eps, default=torch.float32)
+    if tol and torch.finfo(coarse).bits < 32:
+        largest = theirs[theirs.isfinite()].abs().max().item() if theirs.isfinite().any() else 0
+        tol = max(tol, 16 * torch.finfo(coarse).eps * largest)
+    ours, theirs = (x.detach().cpu().double() for x in (ours, theirs))
+    return (ours - theirs).abs().max().item() if len(ours.flatten()) else 0.0, tol, coarse
+
+
+def near(ours, theirs, tol=1e-3, dtype=None):
+    """Whether two tensors have one shape and are equal up to rounding, see `apart`."""
+    if ours.shape != theirs.shape:
+        return False
+    gap, allowed, _ = apart(ours, theirs, tol, dtype)
     return gap <= allowed
 
 
-def close(ours, theirs, what="", tol=1e-5):
+def close(ours, theirs, what="", tol=1e-5, dtype=None):
     """Print the largest difference of two tensors and raise if it is more than rounding, see `apart`."""
     ours, theirs = (torch.as_tensor(x) for x in (ours, theirs))
     if ours.shape != theirs.shape:
         raise AssertionError(f"{what}: shapes differ, {tuple(ours.shape)} and {tuple(theirs.shape)}")
-    gap, allowed = apart(ours, theirs, tol)
+    gap, allowed, coarse = apart(ours, theirs, tol, dtype)
+    kind = f" in {str(coarse).removeprefix('torch.')}" if allowed > tol else ""
     if not gap <= allowed:
-        raise AssertionError(f"{what}: largest difference {gap:.1e} is above {allowed:.0e}")
-    print(f"✓ {what}: largest difference {gap:.1e}" + (f", in bf16; up to {allowed:.0e} is rounding" if allowed > tol else ""))
+        raise AssertionError(f"{what}: largest difference {gap:.1e} is above {allowed:.0e}{kind}")
+    print(f"✓ {what}: largest difference {gap:.1e}" + (f"{kind}; up to {allowed:.0e} is rounding" if kind else ""))
 
 
 def check(answer, right, mistakes, tol=1e-5):
