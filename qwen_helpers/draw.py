@@ -1,23 +1,24 @@
 """Pictures in one style. Each function returns a Picture, whose title states the finding.
 
 A colour means one thing in the whole course (Okabe-Ito, safe for colour-blind readers). Pictures are white
-cards, so they read on a projector and in a dark theme. Chinese text is drawn with the font kept in `fonts/`.
+cards, so they read on a projector and in a dark theme. Chinese text is drawn with the font kept in `fonts/`, other
+scripts with a font of the system where one has them; a character that no font draws is named, as in ⟨U+1F409⟩.
 """
+import functools
 import io
 import itertools
 import textwrap
-import warnings
+import unicodedata
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 from matplotlib import font_manager, ticker
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
 matplotlib.use("agg", force=False)
-warnings.filterwarnings("ignore", "Glyph .* missing from font")     # a token in a script without a font: an empty box
 COLOUR = dict(query="#0072B2", key="#E69F00", value="#F0E442", state="#CC79A7", drafted="#56B4E9",
               accepted="#009E73", rejected="#D55E00", plain="#444444", pale="#E8E8E8")
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -31,6 +32,100 @@ STYLE = {"font.size": 13, "axes.titlesize": 15, "axes.titlelocation": "left", "l
          "figure.constrained_layout.w_pad": 0.1, "figure.constrained_layout.h_pad": 0.1}
 
 
+def font(name):
+    """The font that matplotlib takes for a family."""
+    wanted = font_manager.FontProperties(family=[name])        # a bare string would be read as a pattern
+    return font_manager.get_font(font_manager.findfont(wanted, fallback_to_default=False))
+
+
+@functools.cache
+def codes(name):
+    """The code points that a font family has glyphs for; none if its file cannot be read."""
+    try:
+        return np.fromiter(font(name).get_charmap(), np.uint32)
+    except (OSError, RuntimeError, ValueError):
+        return np.empty(0, np.uint32)
+
+
+def draws(name, char):
+    """Whether a font family leaves ink for a character, or room for a space."""
+    if ord(char) not in codes(name):
+        return False
+    try:
+        left, low, right, high = font(name).load_char(ord(char)).bbox
+    except RuntimeError:                                # a font of bitmaps only
+        return False
+    return char.isspace() or right > left and high > low
+
+
+@functools.cache
+def family(chars):
+    """The font family that draws all of `chars`: one of the course's own, else one of the system; None if none does.
+
+    Control, format, private-use and unassigned characters have no form that fonts agree on.
+    """
+    if any(unicodedata.category(char).startswith("C") for char in chars):
+        return None
+    upright = {entry.name for entry in font_manager.fontManager.ttflist if entry.style == "normal"
+               and entry.weight in (400, "normal", "regular") and "LastResort" not in entry.fname}
+    names = dict.fromkeys([*STYLE["font.family"], *sorted(upright)])
+    return next((name for name in names if all(draws(name, char) for char in chars)), None)
+
+
+def is_mark(char):
+    """Whether a character is drawn on the one before it, as an accent or the skin tone of an emoji is."""
+    return unicodedata.category(char).startswith("M") or "\U0001F3FB" <= char <= "\U0001F3FF"
+
+
+def letters(text):
+    """A text as its characters, each with the marks on it: matplotlib draws these from one font."""
+    parts = []
+    for char in text:
+        if parts and is_mark(char):
+            parts[-1] += char
+        else:
+            parts.append(char)
+    return parts
+
+
+def named(text, hidden):
+    """A text in which one `hidden` character is named, and several are boxes, which take less room."""
+    text = text.replace("\t", "⇥").replace("\r", "⟨CR⟩")
+    one = sum(char in hidden for char in text) == 1
+    return "".join(char if char not in hidden else f"⟨U+{ord(char):04X}⟩" if one else "□" for char in text)
+
+
+def drawable(text):
+    """A text of lines without what no font draws."""
+    lost = [letter for line in text.split("\n") for letter in letters(line) if family(letter) is None]
+    return named(text, {char for letter in lost for char in letter if is_mark(char) or family(char) is None})
+
+
+class Renderer(RendererAgg):
+    """All text passes here to be measured and drawn: it is made drawable, in its own fonts and others that it needs."""
+
+    def draw_text(self, gc, x, y, s, prop, *args, **kwargs):
+        super().draw_text(gc, x, y, *self.fitted(s, prop), *args, **kwargs)
+
+    def get_text_width_height_descent(self, s, prop, ismath):
+        return super().get_text_width_height_descent(*self.fitted(s, prop), ismath)
+
+    def fitted(self, text, prop):
+        text, prop = drawable(text), prop.copy()
+        prop.set_family(list(dict.fromkeys([*prop.get_family(), *map(family, letters(text))])))
+        return text, prop
+
+
+class Canvas(FigureCanvasAgg):
+    """A canvas with this renderer."""
+
+    def get_renderer(self):
+        new = super().get_renderer()
+        if not isinstance(new, Renderer):
+            self.renderer = Renderer(new.width, new.height, new.dpi)
+        return self.renderer
+
+
 class Picture:
     """A drawn figure with its alt text; shows as PNG in a notebook, and as that text where nothing is drawn.
 
@@ -39,10 +134,11 @@ class Picture:
 
     def __init__(self, fig, alt, more=None):
         self.fig, self.alt, self.more = fig, alt, more or {}
+        fig.set_canvas(Canvas(fig))
 
     def png(self, quick=False):
         """A PNG of at most 256 colours: a third of the size, and no colour off by more than a shade. Or a `quick` one."""
-        paper, out = FigureCanvasAgg(self.fig), io.BytesIO()
+        paper, out = self.fig.canvas, io.BytesIO()
         with matplotlib.rc_context(STYLE):
             self.fig.set_dpi(106 if quick else 90)              # a demo is shown 760 pixels wide
             paper.draw()
@@ -63,7 +159,7 @@ class Picture:
 
 def canvas(title, height=3.2, cols=1, width=7.2):
     """An empty figure in the course's style: (fig, ax), or (fig, axes) with `cols` > 1. Long titles make it higher."""
-    folded = [part for line in title.splitlines() for part in textwrap.wrap(line, 60)]
+    folded = [part for line in drawable(title).split("\n") for part in textwrap.wrap(line, 60)]
     with matplotlib.rc_context(STYLE):
         fig = Figure(figsize=(width, height + 0.26 * max(0, len(folded) - 1)), layout="constrained")
         axes = fig.subplots(1, cols)
@@ -72,7 +168,9 @@ def canvas(title, height=3.2, cols=1, width=7.2):
 
 
 def numbers(x):
-    """Any tensor, array or list as a numpy array of floats."""
+    """Any tensor, in any dtype, array or list of such as a numpy array of floats."""
+    if isinstance(x, (list, tuple)):
+        return np.array([numbers(part) for part in x], dtype=float)
     return np.asarray(x.detach().float().cpu() if hasattr(x, "detach") else x, dtype=float)
 
 
@@ -154,7 +252,7 @@ def dials(hands, names, title, colours=None):
 def bars(labels, values, title, xlabel="", colours=None, intervals=None, texts=None, marks=None, limit=None, height=None):
     """Horizontal bars, the first on top. `intervals` are (low, high) pairs, `texts` stand at the bars' ends."""
     values = numbers(values)
-    fig, ax = canvas(title, height or 0.7 + 0.42 * len(values))
+    fig, ax = canvas(title, height or 0.7 + 0.42 * max(len(values), 2 if xlabel else 1))
     y = np.arange(len(values))
     ax.barh(y, values, color=colours or COLOUR["plain"], height=0.7)
     if intervals is not None:
@@ -219,7 +317,8 @@ def heat(matrices, title, x=None, y=None, xlabel="", ylabel="", names=None, limi
             ax.text(column, row, f"{round(value, digits) + 0:.{digits}f}", ha="center", va="center", fontsize=11,
                     color="white" if abs(value) > 0.6 * limit else "black")
         if x is not None:
-            turn = dict(rotation=60, ha="right", rotation_mode="anchor") if max(map(len, map(str, x))) > 3 else {}
+            x = [drawable(str(label)) for label in x]
+            turn = dict(rotation=60, ha="right", rotation_mode="anchor") if max(map(len, x)) > 3 else {}
             ax.set_xticks(range(len(x)), x, fontsize=10, **turn)
         if y is not None and i == 0:
             ax.set_yticks(range(len(y)), y, fontsize=min(10, 50 * height / len(y)))
@@ -232,16 +331,19 @@ def heat(matrices, title, x=None, y=None, xlabel="", ylabel="", names=None, limi
 
 
 def visible(text):
-    """A text in which spaces and line ends can be seen."""
-    return text.replace("\n", "↵").replace(" ", "␣")
+    """A text in which spaces, line ends and all that leaves no ink can be seen, and a mark without its letter."""
+    text = text.replace("\n", "↵").replace(" ", "␣")
+    bare = "◌" if text and is_mark(text[0]) else ""
+    return bare + named(text, {char for char in text if not char.isprintable()})
 
 
 def wrapped(texts, notes=None, per_row=60):
     """Rows of boxes: for each text its index, what is shown, where its box begins and how wide it is."""
     rows, width = [[]], 0
     for i, text in enumerate(texts):
-        shown = visible(text)
-        wide = max(sum(1.8 if ord(c) > 0x2E80 else 1 for c in shown), len(str(notes[i])) if notes else 1) + 1.2
+        shown = drawable(visible(text))
+        wide = max(sum(1.8 if ord(c) > 0x2E80 or c == "□" else 1 for c in shown),
+                   len(drawable(str(notes[i]))) if notes else 1) + 1.2
         if width + wide > per_row and rows[-1]:
             rows.append([])
             width = 0
@@ -326,9 +428,9 @@ def round_frame(rounds, i, pieces):
     text.set_ylim(-2.6, 0.7)
 
     right, wrong, accepted = COLOUR["accepted"], COLOUR["rejected"], now["accepted"]
-    cells = [(column, 1, shown, "#888888" if column == 0 else right if column <= accepted else wrong)
+    cells = [(column, 1, drawable(shown), "#888888" if column == 0 else right if column <= accepted else wrong)
              for column, shown in enumerate(now["draft"])]
-    cells += [(n + 1, 0, shown, right if n < accepted else "#444444" if n < now["kept"] else "#CCCCCC")
+    cells += [(n + 1, 0, drawable(shown), right if n < accepted else "#444444" if n < now["kept"] else "#CCCCCC")
               for n, shown in enumerate(now["model"])]
     step = max(10, *(len(shown) for _, _, shown, _ in cells)) + 1.5
     wide = max(66, 13 + step * (max(column for column, *_ in cells) + 0.6))     # many or long tokens are drawn smaller
