@@ -11,7 +11,9 @@ PY = .venv/bin/python
 lab: .venv/ready
 	$(PY) -m jupyter lab notebooks/14_mtp.ipynb $(ARGS)
 
+# Brings Chromium where there is none. Where none can be had, browser tests are skipped; with ALL_TESTS=1 they fail.
 test: .venv/ready
+	@$(PY) tests/chromium.py
 	$(PY) -m pytest $(ARGS)
 
 # CASES=500 tries fewer.
@@ -20,6 +22,7 @@ soak: .venv/ready
 
 # Old packages warn about each other: only here may they.
 test-oldest: .venv-oldest/ready
+	@.venv-oldest/bin/python tests/chromium.py
 	.venv-oldest/bin/python -m pytest -W default $(ARGS)
 
 demo: .venv/ready

@@ -11,7 +11,6 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from pathlib import Path
 
 from qwen_helpers.chapters import NOTEBOOKS
 from qwen_helpers.weights import TINY
@@ -111,15 +110,6 @@ def answers(url):
         return urllib.request.urlopen(url, timeout=2).status == 200
     except (urllib.error.URLError, OSError):
         return False
-
-
-def chromium(playwright):
-    """Chromium, Debian's or Playwright's own."""
-    own = playwright.chromium.executable_path
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or (own if Path(own).exists() else None)
-    assert path, ("The browser tests need Chromium: apt-get install -y --no-install-recommends chromium, "
-                  "or python -m playwright install chromium.")
-    return playwright.chromium.launch(executable_path=path, args=FLAGS)
 
 
 class Chapter:
