@@ -120,12 +120,13 @@ def chat_box(chat, *questions, **how):
     def ask(question):
         if not question.strip():
             return
-        line.value, user = "", {"role": "user", "content": question}
+        line.value, user, answer = "", {"role": "user", "content": question}, {"role": "assistant", "content": ""}
         try:
             page.value = said.html(user)
             for text in chat.stream([*said, user], **how):
                 page.value = said.html(user, answer := {"role": "assistant", "content": text})
             said.extend([user, answer])
+            page.value = said.html()
         except Exception as error:
             page.value = said.html(user, {"role": "error", "content": f"{type(error).__name__}: {error}"})
 

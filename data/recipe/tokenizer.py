@@ -28,34 +28,7 @@ SAMPLE = {"poem_zh": 2.5, "tech_zh": 2.5, "tech_en": 2.5, "prose_en": 2.5, "code
 SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[ -/:-@\[-`{-~]?[\p{L}\p{M}]+|\p{N}|"
          r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
-TEMPLATE = """\
-{%- set asked = namespace(last=-1) -%}
-{%- for message in messages if message.role == 'user' -%}
-  {%- set asked.last = loop.index0 -%}
-{%- endfor -%}
-{%- set asked.seen = -1 -%}
-{%- for message in messages -%}
-  {%- set content = message.content -%}
-  {%- if message.role == 'user' -%}{%- set asked.seen = asked.seen + 1 -%}{%- endif -%}
-  {{- '<|im_start|>' + message.role + '\\n' -}}
-  {%- if message.role == 'assistant' -%}
-    {%- if '</think>' in content -%}
-      {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') -%}
-      {%- set content = content.split('</think>')[-1].lstrip('\\n') -%}
-    {%- else -%}
-      {%- set thought = '' -%}
-    {%- endif -%}
-    {%- if asked.seen == asked.last -%}
-      {{- '<think>\\n' + thought + '\\n</think>\\n\\n' -}}
-    {%- endif -%}
-  {%- endif -%}
-  {{- content + '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-  {{- '<|im_start|>assistant\\n<think>\\n' -}}
-  {%- if not enable_thinking -%}{{- '\\n</think>\\n\\n' -}}{%- endif -%}
-{%- endif -%}
-"""
+TEMPLATE = (Path(__file__).parents[1] / "tiny" / "chat_template.jinja").read_text("utf8")    # written by hand
 
 
 def read_documents(path):
