@@ -48,7 +48,7 @@ def test_the_rule_of_slides():
     assert marks(text("# A title?"), code("import os"), code("x = 1"), text("More."), code("x")) == \
         ["slide", "skip", "-", "subslide", "-"]
     assert marks(text("# T"), text("Short."), text("## Part")) == ["slide", "-", "slide"]
-    assert marks(text("# T"), code("x\n" * 20), code("y\n" * 20)) == ["slide", "-", "subslide"]           # no room
+    assert marks(text("# T"), code("x"), text("Under it."), text("And this.")) == ["slide", "-", "subslide", "-"]
     assert marks(text("# T\n\n**Predict:** how much?"), code("a = 1"), code("a", printed("1"))) == ["slide", "-", "fragment"]
     assert marks(text("# T\n\nA prediction."), code("a", printed("1"))) == ["slide", "-"]
     assert marks(text("## Your turn: count"), code("answer = None", tags=["no-import"]), code("x"), text("## On"),
@@ -82,15 +82,16 @@ def test_only_a_stale_chapter_is_run_and_none_is_saved(tmp_path, monkeypatch, ca
     assert sorted(pages) == ["90_fresh.html", "91_old.html", "index.html"]
     assert "kept" in pages["90_fresh.html"] and "run now" in pages["91_old.html"]
     assert 'href="91_old.html"' in pages["90_fresh.html"] and "Is it old?" in pages["index.html"]
-    assert re.search(r'<a rel="prev" href="90_fresh.html"', pages["91_old.html"])
+    assert re.search(r'<a (?=[^>]*rel="prev")[^>]*href="90_fresh.html"', pages["91_old.html"])
+    site.main(["--saved", "--out", str(tmp_path / "saved")])
+    assert "is run" not in capsys.readouterr().out
+    assert "run now" not in (tmp_path / "saved" / "91_old.html").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The site of the saved chapters as they are; whether they are fresh, another test asks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(refresh, "stale", lambda path: "")
-        return site.build(tmp_path_factory.mktemp("site") / "out").parent
+    return site.build(tmp_path_factory.mktemp("site") / "out", saved=True).parent
 
 
 @pytest.fixture(params=["light", "dark"])
@@ -144,7 +145,7 @@ def test_pages_open_from_the_file_system(built, opened, theme):
         for link in set(page.locator("a").evaluate_all("all => all.map(link => link.getAttribute('href'))")):
             target = link.partition("#")[0]
             assert re.match("https?:", link) or not target or (built / target).is_file(), (file.name, link)
-        assert min(page.evaluate(CONTRAST, "p, h1, h2, td, a, summary, pre.output, figcaption")) >= 4.5, file.name
+        assert min(page.evaluate(CONTRAST, "p, h1, h2, td, a, summary, pre.output, figcaption, math")) >= 4.5, file.name
         page.context.close()
 
 
@@ -245,12 +246,59 @@ def test_slides_fit_the_projector(built, opened, tell):
     assert small <= 0.05 * len(smallest)
 
 
-def test_a_prediction_waits_for_its_result(tmp_path, opened):
-    notebook = slides.mark(nbformat.v4.new_notebook(cells=[
-        text("# T\n\n**Predict:** one or two?"), code("1 + 1", printed("it is two")), text("Two.")]))
-    (tmp_path / "page.html").write_text(site.page(notebook, tmp_path), "utf-8")
-    page = opened((tmp_path / "page.html").as_uri())
-    page.keyboard.press("s")
+@pytest.fixture
+def talk(tmp_path, opened):
+    """Opens cells as a talk, in a window of 1280 x 720 or of another size."""
+    def open_(*cells, size=(WIDE, HIGH)):
+        notebook = slides.mark(nbformat.v4.new_notebook(cells=list(cells)))
+        (tmp_path / "page.html").write_text(site.page(notebook, tmp_path), "utf-8")
+        page = opened((tmp_path / "page.html").as_uri())
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        page.keyboard.press("s")
+        return page
+    return open_
+
+
+TALL = "x\n" * 18
+
+
+def screens(page):
+    """The text of each screen; none may be empty before its keys."""
+    count = int(page.locator(".place output").text_content().split(" / ")[1])
+    for _ in range(count):
+        assert page.locator("section.now").inner_text().strip()
+        for _ in range(page.locator("section.now :is(.fragment, .long):not(.told)").count()):
+            page.keyboard.press("PageDown")
+        yield " ".join(page.locator("section.now").inner_text().split())
+        page.keyboard.press("PageDown")
+
+
+@pytest.mark.parametrize("size", [(WIDE, HIGH), (1920, 1080), (800, 500)], ids=str)
+def test_a_cell_without_room_goes_on_the_next_screen_and_in_each_window_on_the_same(talk, size):
+    page = talk(text("# T\n\n**Predict:** how many?"), code("a = 1"), code(TALL, printed("a result")), code("b = 2"),
+                code(TALL), text("Under it."), text("And this."), size=size)
+    tall = TALL.replace("\n", " ")
+    assert list(screens(page)) == ["T Predict: how many? a = 1", f"{tall}a result b = 2", tall.strip(),
+                                   "Under it. And this."]
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("heading")).to_be_visible()
+
+
+def test_a_result_without_room_under_its_code_takes_the_place_of_the_code(talk):
+    page = talk(text("# T"), code(TALL, printed(TALL)), code("y"))
+    source, result = page.locator(".highlight").first, page.locator("pre.output")
+    page.keyboard.press("PageDown")
+    expect(source).to_be_visible()
+    expect(result).to_be_hidden()
+    page.keyboard.press("PageDown")
+    expect(source).to_be_hidden()
+    expect(result).to_be_visible()
+    page.keyboard.press("PageDown")
+    expect(page.locator(".place output")).to_have_text("3 / 3")
+
+
+def test_a_prediction_waits_for_its_result(talk):
+    page = talk(text("# T\n\n**Predict:** one or two?"), code("1 + 1", printed("it is two")), text("Two."))
     expect(page.get_by_text("it is two")).to_be_hidden()
     page.keyboard.press("ArrowRight")
     expect(page.get_by_text("it is two")).to_be_visible()
