@@ -162,6 +162,12 @@ def test_lists_numbers_and_arrays():
     assert not passes([1, 2], [1, 3]) and not passes(3, 4) and not passes(0.1, 0.2) and not passes([[1]], [1])
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, torch.int64])
+def test_nothing_equals_nothing_of_the_same_shape(dtype):
+    assert passes(torch.empty(0, 3, dtype=dtype), torch.empty(0, 3, dtype=dtype))
+    assert not passes(torch.empty(0, 3, dtype=dtype), torch.empty(3, 0, dtype=dtype))
+
+
 def test_gradients_and_strides_are_no_matter():
     x = torch.arange(6.0).view(2, 3).requires_grad_()
     assert passes(x.mT, x.detach().mT.contiguous()) and not passes(x * 1.001, x)
