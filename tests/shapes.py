@@ -1,5 +1,7 @@
 """Run a notebook with its shape comments as checks: `python tests/shapes.py NOTEBOOK` prints what it found as JSON.
 
+With `--large` any model counts as a large one, which computes in the dtypes of its file.
+
 `x = norm(x)  # (B, T, D)` is checked after the line has run, in the chapters that the notebook imports too. A name in
 a comment is the int variable of that name if there is one (in the function, or on `self`); else it must mean one
 number throughout the call of the function, or throughout the cell; when a loop comes back to a line, names are free
@@ -14,7 +16,7 @@ import sys
 import tokenize
 from pathlib import Path
 
-import qwen_helpers  # noqa: F401  (makes `chapters.*` importable)
+from qwen_helpers import weights
 from qwen_helpers.chapters import ChapterLoader, all_code_cells, blank_magics, definitions
 
 GROUP = re.compile(r"\(([^()]*)\)")
@@ -170,6 +172,8 @@ def run(path):
 
 
 if __name__ == "__main__":
+    if "--large" in sys.argv:
+        weights.SMALL = 0
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         checks, stopped = run(Path(sys.argv[1]))
     print(json.dumps({"lies": checks.lies, "found": sorted(checks.found), "ran": sorted(checks.ran), "stopped": stopped}))

@@ -1,5 +1,6 @@
-"""A random checkpoint of the full 0.8B size in the layout of the real one: two shards, an index, vision tensors, the
-draft head, the published config.json. It takes as long to load and to run as the real one, and writes nonsense.
+"""A random checkpoint of the full 0.8B size in the layout and the dtypes of the real one: two shards, an index, vision
+tensors, the draft head, the published config.json. It takes as long to load and to run as the real one, and writes
+nonsense.
 
 Its tokenizer is the embedded one, filled up to the real size: the special tokens have their real ids, all other ids
 from 8,187 on stand for pairs of its tokens. So a text takes more tokens here than in the real model.
@@ -18,6 +19,7 @@ from qwen_helpers.weights import REAL_CONFIG, TINY, expected_shapes, load_config
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "random-0.8b"
 SPECIAL = {"<|endoftext|>": 248044, "<|im_start|>": 248045, "<|im_end|>": 248046, "<think>": 248068,
            "</think>": 248069}
+FP32 = "A_log", "linear_attn.norm.weight"                       # 36 tensors of the published file; the rest is bf16
 VISION_LAYERS, VISION_WIDTH, VISION_INNER = 12, 768, 3072       # about 100 million parameters, as in the real file
 
 
@@ -52,11 +54,13 @@ def vision_shapes():
 
 
 def random_tensor(name, shape):
-    """bf16 numbers of the size that a trained tensor of this name has."""
+    """Numbers of the size and the dtype that a trained tensor of this name has."""
     if name.endswith("A_log"):
-        return torch.empty(shape).uniform_(0.02, 1).log().bfloat16()
-    value = torch.empty(shape).normal_(std=0.1 if len(shape) == 1 else shape[-1] ** -0.5)
-    return (value + name.endswith("linear_attn.norm.weight")).bfloat16()
+        value = torch.empty(shape).uniform_(0.02, 1).log()
+    else:
+        value = torch.empty(shape).normal_(std=0.1 if len(shape) == 1 else shape[-1] ** -0.5)
+        value += name.endswith("linear_attn.norm.weight")
+    return value if name.endswith(FP32) else value.bfloat16()
 
 
 def write_weights(folder):
