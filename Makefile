@@ -3,6 +3,7 @@
 # make html  builds a web site of all chapters      make show   shows chapter 14's live pictures without their code
 # make soak  tries the exactness tests on 10,000 cases each, make test-oldest runs all tests on the oldest packages
 # make bench times the model at the real size against transformers, on random weights (several minutes, 10 GB of memory)
+# make mutants makes small wrong changes in a copy, each of which a test must notice (ten minutes)
 # make tiny  makes the embedded model again, from text to weights (hours)
 
 PYTHON ?= python3
@@ -26,21 +27,24 @@ test-oldest: .venv-oldest/ready
 	.venv-oldest/bin/python -m pytest -W default $(ARGS)
 
 demo: .venv/ready
-	$(PY) -m qwen_helpers.demo
+	$(PY) -m qwen_publish.demo
 
 bench: .venv/ready
 	$(PY) tests/bench/speed.py $(ARGS)
 
 html: .venv/ready
-	$(PY) -m qwen_helpers.site $(ARGS)
+	$(PY) -m qwen_publish.site $(ARGS)
 
 show: .venv/ready
-	JUPYTER_PATH=qwen_helpers/pages $(PY) -m voila notebooks/show.ipynb --template=show \
+	JUPYTER_PATH=qwen_publish/pages $(PY) -m voila notebooks/show.ipynb --template=show \
 		--VoilaConfiguration.extension_allowlist=@jupyter-widgets/jupyterlab-manager \
 		--VoilaConfiguration.extension_allowlist=@voila-dashboards/widgets-manager8 $(ARGS)
 
+mutants: .venv/ready
+	$(PY) tests/mutants.py $(ARGS)
+
 refresh: .venv/ready
-	$(PY) -m qwen_helpers.refresh $(ARGS)
+	$(PY) -m qwen_publish.refresh $(ARGS)
 
 tiny: .venv/ready
 	$(PY) data/recipe/corpus.py --out build/corpus
@@ -61,4 +65,4 @@ tiny: .venv/ready
 	.venv-oldest/bin/python -m pip install --constraint constraints-oldest.txt --editable '.[show,test]'
 	@touch $@
 
-.PHONY: lab test soak test-oldest bench demo html show refresh tiny
+.PHONY: lab test mutants soak test-oldest bench demo html show refresh tiny

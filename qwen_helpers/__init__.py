@@ -1,7 +1,5 @@
-"""Plumbing for the course: weights, caches, chapters as modules, drawing, widgets."""
-from . import chapters as _chapters
+"""What a lesson imports and does not want to look at: weights, caches, drawing, sliders."""
 from .linear import pack
 from .weights import find_model, load_config, load_weights
 
 __all__ = ["find_model", "load_config", "load_weights", "pack"]
-_chapters.install()

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+HERE = Path(__file__).resolve().parent
+DATA = next((folder for folder in (HERE / "data", HERE.parent / "data") if folder.is_dir()), HERE)   # a wheel's, or ours
 LAYER_TYPES = ("linear_attention", "full_attention")
 LARGEST = {"JSON": 2 ** 22, "layers": 1000, "number": 2 ** 40, "parameters": 2 ** 43}     # nothing real comes near
 ONLY = {"hidden_act": "silu", "attn_output_gate": True, "attention_bias": False}          # what the lessons build

@@ -1,12 +1,12 @@
 """Small things that lesson cells say often."""
 import json
-from pathlib import Path
 
 import torch
 
+from .config import DATA
 from .weights import small
 
-BENCH = Path(__file__).resolve().parents[1] / "data" / "bench.json"
+BENCH = DATA / "bench.json"
 
 
 def few(model, many):

@@ -4,6 +4,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
+from .weights import set_defaults
+
+# Operators of torch that are not public are used, so only in versions in which the tests have seen them right.
+TESTED = "2.9.0", "2.13.0"
 SMALL, ROWS = 2 ** 16, 4                        # up to which size packing costs time; how many rows to pack for
 TYPES = torch.float32, torch.bfloat16
 
@@ -49,10 +53,11 @@ def takes(weight, x):
 def pack(model):
     """Pack the big fp32 and bf16 matrices of a model on a CPU; returns the model. Chapter 13 times it.
 
-    It takes as much memory again as these weights, and the private memory of one process. Where torch comes without
-    oneDNN, and in dtypes that the processor has no routine for, matrices stay as they are.
+    It takes as much memory again as these weights, and the private memory of one process. Where torch is of another
+    version than TESTED or comes without oneDNN, and in dtypes that the processor has no routine for, matrices stay as
+    they are.
     """
-    able = hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    able = torch.__version__.split("+")[0] in TESTED and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     for module in model.modules() if able else ():
         if isinstance(module, Linear) and module.packed and same(module.weight, *module.packed[1:]):
             continue
@@ -66,10 +71,11 @@ def pack(model):
 
 
 def ready(model):
-    """A model just loaded, set to run without gradients.
+    """A model just loaded, set to run without gradients, and torch set to make what it reads where it lies.
 
     fp32 weights, which are copies of what the file holds, are packed; bf16 weights stay mapped from the file, in memory
     once for all who read it, until somebody calls `pack`.
     """
     model.eval().requires_grad_(False)
+    set_defaults(model.cfg, next(model.parameters()).device)
     return pack(model) if all(p.dtype == torch.float32 for p in model.parameters()) else model

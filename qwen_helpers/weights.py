@@ -15,14 +15,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from .config import (INDEX, LARGEST, SINGLE, CheckpointError, Config, expected_shapes, inside, parse_json, read_config,
+from .config import (DATA, INDEX, LARGEST, SINGLE, CheckpointError, Config, expected_shapes, inside, parse_json, read_config,
                      read_json, shown)
 from .foreign import what_folder, what_tensors
 
-TINY = Path(__file__).resolve().parents[1] / "data" / "tiny"
+TINY = DATA / "tiny"
 REAL = "Qwen/Qwen3.5-0.8B"
-REAL_CONFIG = TINY.parent / "published" / "Qwen3.5-0.8B"        # its config.json alone: sizes without weights
-DOWNLOADED = TINY.parents[1] / "build" / "Qwen3.5-0.8B"         # where `python -m qwen_helpers.download` puts it
+REAL_CONFIG = DATA / "published" / "Qwen3.5-0.8B"        # its config.json alone: sizes without weights
+DOWNLOADED = DATA.parent / "build" / "Qwen3.5-0.8B"         # where `python -m qwen_publish.download` puts it
 THREADS = torch.get_num_threads()
 SMALL = 2 ** 28                                                 # parameters: at most 1 GB in fp32
 PREFIXES = ("model.language_model.", "model.", "language_model.", "")       # the last two in saves without a head
@@ -53,7 +53,7 @@ def find_model(part="model."):
 
 
 def downloaded():
-    """A whole Qwen3.5-0.8B on this machine, by `qwen_helpers.download` or in the Hugging Face cache; else None.
+    """A whole Qwen3.5-0.8B on this machine, by `qwen_publish.download` or in the Hugging Face cache; else None.
 
     If the newest revision that the cache knows of is not whole there, an older one serves, and one line says so.
     """
@@ -92,18 +92,24 @@ def placement(path, dtype=None, device=None):
     """(dtype, device) that a model runs with, where the caller names none.
 
     A small model runs in fp32 on the CPU. A large one keeps the file's dtype, so that nothing is copied, and runs on
-    a GPU, CUDA's or Apple's, if there is one; $QWEN_DEVICE names another place. What is made later lies beside it: a
-    GPU becomes torch's default device. A small model gets one thread, for it would only wait for others, and a large
-    one all; $OMP_NUM_THREADS, if set, decides instead.
+    a GPU, CUDA's or Apple's, if there is one; $QWEN_DEVICE names another place.
     """
     tiny = small(load_config(path))
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1 if tiny else THREADS)
     gpu = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     device = device or os.environ.get("QWEN_DEVICE") or ("cpu" if tiny else gpu)
-    if torch.device(device).type != "cpu":
-        torch.set_default_device(device)
     return dtype or (torch.float32 if tiny else None), device
+
+
+def set_defaults(cfg, device):
+    """Set torch's default device and number of threads for a model of this config that lies on `device`.
+
+    What is made later lies beside the model: a GPU becomes the default device, and after a model on the CPU there is
+    none any more. A small model gets one thread, for it would only wait for others, and a large one all;
+    $OMP_NUM_THREADS, if set, decides instead.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1 if small(cfg) else THREADS)
+    torch.set_default_device(None if torch.device(device).type == "cpu" else device)
 
 
 def load_config(path) -> Config:

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager
 
-from qwen_helpers.chapters import NOTEBOOKS
+from chapters import NOTEBOOKS
 from qwen_helpers.weights import TINY
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import settings
 from playwright.sync_api import sync_playwright
 
-import qwen_helpers  # noqa: F401  (makes `chapters.*` importable)
 from browser import FLAGS
 from chromium import HOW, chromium
 

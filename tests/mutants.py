@@ -22,7 +22,7 @@ SECONDS = 600                           # that the tests of one change may take
 
 
 class Mutant(NamedTuple):
-    """A change of one place: `file` is a helper (`lesson.py`) or a chapter (`norm`), `tests` are files or tests."""
+    """A change of one place: `file` is a helper (`lesson.py`), the loader of chapters or a chapter (`norm`), `tests` are files or tests."""
     file: str
     tests: str
     what: str
@@ -163,13 +163,13 @@ MUTANTS = [Mutant(*parts) for parts in [
      'return self.__dict__ | {"packed": None}',
      "return self.__dict__"),
     # ---- notebooks as modules
-    ("chapters.py", "loader", "mistakes on purpose are imported",
+    ("__init__.py", "loader", "mistakes on purpose are imported",
      'if "no-import" not in tags',
      "if True"),
-    ("chapters.py", "loader", "what a demo assigns is imported",
+    ("__init__.py", "loader", "what a demo assigns is imported",
      "len(t.id) > 1 and t.id.isupper()",
      "len(t.id) > 1"),
-    ("chapters.py", "loader", "a chapter's name is a pattern",
+    ("__init__.py", "loader", "a chapter's name is a pattern",
      "glob.escape(slug)",
      "slug"),
     # ---- the model
@@ -367,7 +367,7 @@ def pytest(folder, tests, *options, seconds=None):
 def changed(folder, mutant):
     """The file of a mutant, its text before, and with the change; ValueError if the place is not there just once."""
     if mutant.file.endswith(".py"):
-        file = folder / "qwen_helpers" / mutant.file
+        file = folder / ("chapters" if mutant.file == "__init__.py" else "qwen_helpers") / mutant.file
         before = file.read_text(encoding="utf-8")
         places, after = before.count(mutant.old), before.replace(mutant.old, mutant.new)
     else:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import pytest
 
-from qwen_helpers.chapters import NOTEBOOKS, blank_magics, definitions
+from chapters import NOTEBOOKS, blank_magics, definitions
 
 PATHS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])

@@ -17,7 +17,7 @@ import tokenize
 from pathlib import Path
 
 from qwen_helpers import weights
-from qwen_helpers.chapters import ChapterLoader, all_code_cells, blank_magics, definitions
+from chapters import ChapterLoader, all_code_cells, blank_magics, definitions
 
 GROUP = re.compile(r"\(([^()]*)\)")
 CHECKED = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
@@ -174,6 +174,7 @@ def run(path):
 if __name__ == "__main__":
     if "--large" in sys.argv:
         weights.SMALL = 0
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(io.StringIO()):
         checks, stopped = run(Path(sys.argv[1]))
-    print(json.dumps({"lies": checks.lies, "found": sorted(checks.found), "ran": sorted(checks.ran), "stopped": stopped}))
+    print(json.dumps({"lies": checks.lies, "found": sorted(checks.found), "ran": sorted(checks.ran), "stopped": stopped,
+                      "printed": printed.getvalue()}))

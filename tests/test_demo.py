@@ -4,9 +4,10 @@ import re
 import nbformat
 import pytest
 
-from qwen_helpers import chapters, demo
-from qwen_helpers.site import page
-from qwen_helpers.chapters import NOTEBOOKS
+import chapters
+from qwen_publish import demo
+from qwen_publish.site import page
+from chapters import NOTEBOOKS
 
 CHAPTER = NOTEBOOKS / "14_mtp.ipynb"
 

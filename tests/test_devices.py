@@ -12,7 +12,7 @@ from chapters.model import Model
 from chapters.mtp import MTP, Drafter, forward_hidden
 from qwen_helpers.cache import State, rollback, snapshot
 from qwen_helpers.linear import ready
-from qwen_helpers.weights import REAL_CONFIG, THREADS, TINY, load_config, placement
+from qwen_helpers.weights import REAL_CONFIG, THREADS, TINY, load_config, set_defaults
 
 
 class OnCpu(TorchDispatchMode):
@@ -35,7 +35,9 @@ class OnCpu(TorchDispatchMode):
 def loaded():
     cfg = load_config(TINY)
     with torch.device("meta"):
-        return [ready(m.bfloat16()) for m in (Model(cfg), MTP(cfg))]
+        models = Model(cfg), MTP(cfg)
+    yield [ready(model.bfloat16()) for model in models]
+    torch.set_default_device(None)
 
 
 def ids(rows, tokens):
@@ -75,15 +77,29 @@ def test_all_tensors_lie_where_the_model_lies(loaded, work):
 def test_control_a_tensor_made_on_the_cpu_is_caught():
     with OnCpu() as on_cpu:
         torch.arange(3, device="meta")
-        torch.arange(3)
+        torch.arange(3, device="cpu")
     assert on_cpu.found == ["aten.arange.default"]
 
 
 def test_a_small_model_takes_one_thread_and_a_large_one_all(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for path, threads in (TINY, 1), (REAL_CONFIG, THREADS), (TINY, 1):
-        placement(path, device="cpu")
+        set_defaults(load_config(path), "cpu")
         assert torch.get_num_threads() == threads
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    placement(REAL_CONFIG, device="cpu")
+    set_defaults(load_config(REAL_CONFIG), "cpu")
     assert torch.get_num_threads() == 1
+
+
+def test_a_model_on_the_cpu_leaves_nothing_of_one_elsewhere():
+    """Loaded after a model on another device, data/tiny lies on the CPU, and so does what is made beside it."""
+    before = torch.get_num_threads()
+    try:
+        Model.from_pretrained(TINY, device="meta")
+        assert torch.zeros(1).device.type == "meta"
+        model = Model.from_pretrained(TINY)
+        assert model.lm_head.weight.device == torch.zeros(1).device == torch.device("cpu")
+        assert MTP.from_pretrained(model.cfg, TINY).norm.weight.device == torch.zeros(1).device
+    finally:
+        torch.set_default_device(None)
+        torch.set_num_threads(before)

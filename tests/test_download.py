@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from checkpoints import write_checkpoint
-from qwen_helpers import download, find_model, load_weights, weights
+from qwen_helpers import find_model, load_weights, weights
+from qwen_publish import download
 from qwen_helpers.weights import REAL, TINY, is_whole
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

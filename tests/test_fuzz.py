@@ -17,7 +17,7 @@ from chapters.mtp import MTP
 from checkpoints import PITFALL, write_checkpoint
 from notebook import PATHS, cells
 from qwen_helpers import load_config, load_weights, weights
-from qwen_helpers.chapters import blank_magics
+from chapters import blank_magics
 from qwen_helpers.weights import CheckpointError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -379,7 +379,7 @@ def test_pickles_are_found(source):
 def test_nothing_reads_a_pickle():
     """In no notebook, no helper, no script of the recipe."""
     sources = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8")
-               for folder in ("qwen_helpers", "data/recipe") for file in (ROOT / folder).glob("*.py")}
+               for folder in ("chapters", "qwen_helpers", "qwen_publish", "data/recipe") for file in (ROOT / folder).glob("*.py")}
     sources |= {f"{path.name}, cell {number}": blank_magics(source)
                 for path in PATHS for number, source, _ in cells(path, "code")}
     assert {where: found for where, source in sources.items() if (found := list(pickles(source)))} == {}

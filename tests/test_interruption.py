@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qwen_helpers import refresh
+from qwen_publish import ROOT, refresh
 from qwen_helpers.weights import TINY
 from test_refresh import toy
 
@@ -28,7 +28,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
 
 def start(path, change="", **how):
     """A refresh of one notebook in a process of its own, with a line of Python run before it."""
-    code = f"import os, sys, signal, time\nfrom qwen_helpers import refresh\n{change}\nrefresh.main(sys.argv[1:])"
+    code = f"import os, sys, signal, time\nfrom qwen_publish import refresh\n{change}\nrefresh.main(sys.argv[1:])"
     environment = {key: value for key, value in os.environ.items() if key != "QWEN_MODEL"}
     return subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                             text=True, env=environment, **how)
@@ -119,7 +119,7 @@ def test_a_refresh_killed_while_it_saves_leaves_the_old_notebook(tmp_path, monke
     for left in set(tmp_path.iterdir()) - {path}:
         assert left.name.startswith(f".{path.name}.") and left.suffix == ".tmp"
         ignored = ["git", "check-ignore", "-q", "--no-index", f"notebooks/{left.name}"]
-        assert subprocess.run(ignored, cwd=refresh.ROOT).returncode == 0
+        assert subprocess.run(ignored, cwd=ROOT).returncode == 0
     assert list(tmp_path.glob("[0-9][0-9]_*.ipynb")) == [path]
     assert refresh.refresh(path).startswith("saved") and "stamp" in nbformat.read(path, as_version=4).metadata
 
@@ -246,7 +246,7 @@ def test_a_model_is_exported_whole_or_not_at_all(tmp_path, monkeypatch):
 def kernel(tmp_path):
     """A running kernel: `ask(code)` returns what it printed, or the error."""
     manager, client = jupyter_client.manager.start_new_kernel(cwd=str(tmp_path), extra_arguments=["--log-level=ERROR"],
-                                                              env=os.environ | {"PYTHONPATH": str(refresh.ROOT)})
+                                                              env=os.environ | {"PYTHONPATH": str(ROOT)})
     yield manager, client
     client.stop_channels()
     manager.shutdown_kernel(now=True)

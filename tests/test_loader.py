@@ -7,8 +7,8 @@ import traceback
 
 import pytest
 
-from qwen_helpers import chapters
-from qwen_helpers.chapters import ChapterError, blank_magics, method_of
+import chapters
+from chapters import ChapterError, blank_magics, method_of
 
 
 def code(*lines, tags=()):
@@ -71,7 +71,7 @@ def test_traceback_names_file_cell_heading_and_line(course):
 def test_sources_of_functions_classes_and_methods(course):
     course("90_toy", code("a = 1", "", "def first(x):", '    """Doc."""', "    return x"),
            code("class Box:", "    def get(self):", "        return 1"),
-           code("from qwen_helpers.chapters import method_of", "", "@method_of(Box)", "def put(self, x):", "    self.x = x"),
+           code("from chapters import method_of", "", "@method_of(Box)", "def put(self, x):", "    self.x = x"),
            code("class Last(Box):", "    size = 3"))
     from chapters import toy
     assert inspect.getsource(toy.first) == 'def first(x):\n    """Doc."""\n    return x\n'
@@ -283,7 +283,7 @@ def restarted(*slugs):
 def test_a_changed_definition_changes_later_chapters_after_a_restart(course):
     """Two chapters further on as well, a method added later too; before the restart all is as it was."""
     low = [code("class Box:", "    size = 1"),
-           code("from qwen_helpers.chapters import method_of", "", "@method_of(Box)", "def area(self): return self.size")]
+           code("from chapters import method_of", "", "@method_of(Box)", "def area(self): return self.size")]
     course("90_low", *low)
     course("91_middle", code("from chapters.low import Box"), code("def area(): return Box().area()"))
     course("92_high", code("from chapters.middle import area"), code("def twice(): return 2 * area()"))

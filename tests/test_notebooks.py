@@ -11,8 +11,8 @@ from collections import defaultdict
 import pytest
 
 from notebook import PATHS, cells, defined, each_notebook, lines, read, shown_text, tags, words
-from qwen_helpers.chapters import NOTEBOOKS
-from qwen_helpers.refresh import VIEW, stale
+from chapters import NOTEBOOKS
+from qwen_publish.refresh import VIEW, stale
 
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s]*)[^)]*\)")
 IMG = re.compile(r"<img\b[^>]*>")
@@ -104,7 +104,7 @@ def test_saved_as_run(path):
 @each_notebook
 def test_outputs_are_fresh(path):
     why = stale(path)
-    assert not why, f"{path.name}: {why}; run python -m qwen_helpers.refresh {path.stem}"
+    assert not why, f"{path.name}: {why}; run python -m qwen_publish.refresh {path.stem}"
 
 
 def test_nothing_is_defined_in_two_notebooks():

@@ -1,4 +1,4 @@
-"""`python -m qwen_helpers.refresh`: saved outputs stay true, byte for byte, and a failure changes nothing."""
+"""`python -m qwen_publish.refresh`: saved outputs stay true, byte for byte, and a failure changes nothing."""
 import base64
 import io
 import json
@@ -10,8 +10,10 @@ import nbformat
 import pytest
 from PIL import Image
 
-from qwen_helpers import chapters, refresh
-from qwen_helpers.refresh import RefreshError, normalise, stale, stamp
+import chapters
+from qwen_publish import ROOT, refresh, stamp as stamps
+from qwen_publish.refresh import RefreshError, normalise, stale
+from qwen_publish.stamp import stamp
 
 DRAWING = """import qwen_helpers, random, sys
 from IPython.display import display
@@ -136,28 +138,69 @@ def test_what_makes_a_notebook_stale(course):
     assert stale(path) == "its own code and a chapter it imports changed"
 
 
-def test_tags_helpers_and_model_count_too(course, monkeypatch, tmp_path):
-    path = toy(course, "1")
-    first = stamp(path)
-    toy(course, "1", tags=["timing"])
-    assert stamp(path)["code"] != first["code"]
-    root = tmp_path / "copy"
-    shutil.copytree(refresh.ROOT / "qwen_helpers", root / "qwen_helpers", ignore=shutil.ignore_patterns("fonts", "__pycache__"))
+def changed(path, before):
+    return {part for part, value in stamp(path).items() if value != before[part]}
+
+
+@pytest.fixture
+def copy(course, monkeypatch, tmp_path_factory):
+    """A copy of all that a stamp looks at beside the notebook, to change."""
+    root = tmp_path_factory.mktemp("copy")
+    shutil.copytree(ROOT / "qwen_helpers", root / "qwen_helpers", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in "constraints.txt", "pyproject.toml":
+        shutil.copy(ROOT / name, root)
     (root / "data" / "tiny").mkdir(parents=True)
-    monkeypatch.setattr(refresh, "ROOT", root)
+    (root / "data" / "bench.json").write_text("a table")
+    monkeypatch.setattr(stamps, "ROOT", root)
+    return root
+
+
+def edit(file, old, new):
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def test_what_a_reader_cannot_see_makes_nothing_stale(course, copy):
+    """A comment or a docstring of a helper or a chapter, and code that the notebook does not reach."""
+    toy(course, "def one():\n    return 1", name="88_low")
+    path = toy(course, "from chapters.low import one\nfrom qwen_helpers import draw\nfrom qwen_helpers.lesson import close")
     first = stamp(path)
-    (root / "qwen_helpers" / "refresh.py").write_text("")              # draws nothing, computes nothing
-    assert stamp(path) == first
-    (root / "qwen_helpers" / "draw.py").write_text("")
-    assert {part for part, value in stamp(path).items() if value != first[part]} == {"helpers"}
-    (root / "data" / "tiny" / "model.safetensors").write_text("other weights")
-    assert {part for part, value in stamp(path).items() if value != first[part]} == {"helpers", "data"}
-    plain, telling = toy(course, "1"), toy(course, "measured('bfloat16')", name="91_toy")
-    before = []
-    for text in "a table", "another":                                   # of make bench
-        (root / "data" / "bench.json").write_text(text)
-        before.append([stamp(plain)["data"], stamp(telling)["data"]])
-    assert before[0][0] == before[1][0] and before[0][1] != before[1][1]
+    for name in "draw", "lesson", "weights":
+        edit(copy / "qwen_helpers" / f"{name}.py", '"""', '"""Other words. ')
+    edit(copy / "qwen_helpers" / "draw.py", "import io\n", "import io  # bytes\n\n\n# pictures\n")
+    edit(copy / "qwen_helpers" / "cache.py", "return self.length", "return 0")
+    toy(course, "def one():\n    \"\"\"The first.\"\"\"\n    # of all\n    return 1", name="88_low")
+    assert not changed(path, first)
+
+
+def test_what_shows_makes_stale_what_shows_it(course, copy):
+    toy(course, "1", name="88_plain")
+    path, plain = toy(course, "from qwen_helpers.lesson import measured\nmeasured('bfloat16')"), course / "88_plain.ipynb"
+    first, other = stamp(path), stamp(plain)
+    edit(copy / "qwen_helpers" / "lesson.py", "print(", "print(1, ")
+    assert changed(path, first) == {"helpers"} and not changed(plain, other)
+    (copy / "data" / "bench.json").write_text("another table")
+    assert changed(path, first) == {"helpers", "data"} and not changed(plain, other)
+    (copy / "qwen_helpers" / "fonts" / "more.ttf").write_text("a font")
+    edit(copy / "constraints.txt", "matplotlib==", "matplotlib==9")
+    assert changed(path, first) == {"helpers", "data", "packages"} and changed(plain, other) == {"helpers", "packages"}
+    (copy / "data" / "tiny" / "model.safetensors").write_text("other weights")
+    assert changed(plain, other) == {"helpers", "packages", "data"}
+
+
+def test_tags_and_pictures_count_too(course, copy):
+    (course / "pictures").mkdir()
+    (course / "pictures" / "toy.svg").write_text("<svg/>")
+    path = toy(course, "1")
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[0].source += "\n\n![A toy](pictures/toy.svg)"
+    nbformat.write(notebook, path)
+    first = stamp(path)
+    (course / "pictures" / "toy.svg").write_text("<svg></svg>")
+    assert changed(path, first) == {"pictures"}
+    toy(course, "1", tags=["timing"])
+    assert "code" in changed(path, first)
 
 
 @pytest.mark.parametrize("source, message", [
@@ -218,6 +261,6 @@ def test_another_model_is_refused(course, capsys, monkeypatch):
 
 
 def test_check_needs_no_kernel():
-    done = subprocess.run([sys.executable, "-c", "import sys; from qwen_helpers import refresh; refresh.run = None\n"
-                           "sys.argv = ['refresh', '--check']; refresh.main()"], cwd=refresh.ROOT, text=True, stdout=subprocess.PIPE)
+    done = subprocess.run([sys.executable, "-c", "import sys; from qwen_publish import refresh; refresh.run = None\n"
+                           "sys.argv = ['refresh', '--check']; refresh.main()"], cwd=ROOT, text=True, stdout=subprocess.PIPE)
     assert len(done.stdout.splitlines()) == len(list(chapters.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")))

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from notebook import PATHS
-from qwen_helpers.chapters import NOTEBOOKS
+from chapters import NOTEBOOKS, all_code_cells
 from qwen_helpers.weights import TINY
 from shapes import sizes
 
@@ -77,6 +77,32 @@ def test_every_shape_comment_was_checked(reports):
 
 def test_most_chapters_have_some(reports):
     assert sum(bool(report["found"]) for report in reports.values()) >= 0.7 * len(reports)
+
+
+def without_head(folder):
+    tensors = {name: value for name, value in load_file(folder / "model.safetensors").items() if not name.startswith("mtp.")}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def without_template(folder):
+    (folder / "chat_template.jinja").unlink()
+
+
+@pytest.mark.parametrize("slug, take_away, said", [
+    ("00_start", without_head, "my-tune has no draft head"), ("01_weights", without_head, "no draft head"),
+    ("12_chat", without_template, "my-tune has no chat template")])
+def test_what_a_folder_lacks_is_said_once_and_the_rest_runs(tmp_path, slug, take_away, said):
+    shutil.copytree(TINY, tmp_path / "my-tune")
+    take_away(tmp_path / "my-tune")
+    report = run(NOTEBOOKS / f"{slug}.ipynb", tmp_path / "my-tune")
+    assert report["stopped"] == "" and report["printed"].count(said) == 1
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS_ALL, ids=[path.stem for path in NOTEBOOKS_ALL])
+def test_whoever_drafts_asks_for_a_model_with_a_head(path):
+    """A folder without one is passed over there, and not met in the middle of the chapter."""
+    text = "\n".join(source for _, _, source, _ in all_code_cells(path))
+    assert ("MTP.from_pretrained(" in text) <= ('find_model("mtp.")' in text)
 
 
 @pytest.mark.parametrize("comment, groups", [

@@ -14,7 +14,8 @@ from playwright.sync_api import expect
 
 from browser import LOCAL
 from notebook import PATHS, each_notebook
-from qwen_helpers import chapters, refresh, site, slides
+import chapters
+from qwen_publish import ROOT, refresh, site, slides
 from qwen_helpers.draw import ROUNDS
 from qwen_helpers.weights import TINY
 
@@ -60,7 +61,7 @@ def test_the_rule_of_slides():
 def test_slide_marks_are_set_and_nbconvert_makes_a_talk_of_them(path):
     saved, marked = nbformat.read(path, as_version=4), slides.mark(nbformat.read(path, as_version=4))
     kinds = [cell.metadata.get("slideshow") for cell in saved.cells]
-    assert kinds == [cell.metadata.get("slideshow") for cell in marked.cells], "run python -m qwen_helpers.refresh"
+    assert kinds == [cell.metadata.get("slideshow") for cell in marked.cells], "run python -m qwen_publish.refresh"
     body, _ = SlidesExporter().from_notebook_node(saved, {"metadata": {"path": str(path.parent)}})
     asked = [kind["slide_type"] for kind in kinds if kind]
     assert len(re.findall(r"<section\b", body)) == 2 * asked.count("slide") + asked.count("subslide")
@@ -318,7 +319,7 @@ def show(tmp_path):
     env = os.environ | {"QWEN_MODEL": str(TINY), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     server = subprocess.Popen(
         ["make", "-o", ".venv/ready", "show", f"PY={sys.executable}", f"ARGS=--no-browser --port={port}"],
-        cwd=refresh.ROOT, env=env, stdout=log.open("wb"), stderr=subprocess.STDOUT, start_new_session=True)
+        cwd=ROOT, env=env, stdout=log.open("wb"), stderr=subprocess.STDOUT, start_new_session=True)
     try:
         end = time.monotonic() + 60
         while "is running at" not in log.read_text("utf-8"):

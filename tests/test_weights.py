@@ -131,19 +131,18 @@ def test_find_model_order(tmp_path, monkeypatch):
 @pytest.mark.parametrize("there, place", [((), "cpu"), (("cuda",), "cuda"), (("mps",), "mps"), (("cuda", "mps"), "cuda")])
 def test_a_large_model_runs_as_its_file_is_and_on_a_gpu(monkeypatch, there, place):
     """fp32 on the CPU for a small model, the file's own bf16 for a large one; a GPU, only if there is one."""
-    default = []
     monkeypatch.delenv("QWEN_DEVICE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in there)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in there)
-    monkeypatch.setattr(torch, "set_default_device", default.append)
-    assert placement(TINY) == (torch.float32, "cpu") and not default
+    monkeypatch.setattr(torch, "set_default_device", None)          # choosing sets nothing
+    monkeypatch.setattr(torch, "set_num_threads", None)
+    assert placement(TINY) == (torch.float32, "cpu")
     assert placement(REAL_CONFIG) == (None, place)
-    assert default == ([] if place == "cpu" else [place])
     assert placement(REAL_CONFIG, torch.float32, "cpu") == (torch.float32, "cpu")
     monkeypatch.setenv("QWEN_DEVICE", "cpu")
     assert placement(REAL_CONFIG) == (None, "cpu")
     monkeypatch.setenv("QWEN_DEVICE", "cuda:1")
-    assert placement(TINY) == (torch.float32, "cuda:1") and default[-1] == "cuda:1"
+    assert placement(TINY) == (torch.float32, "cuda:1")
 
 
 # ---- loading

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-import qwen_helpers  # noqa: F401  (makes `chapters.*` importable)
 from chapters.chat import Chat
 from chapters.model import Model
 from chapters.mtp import MTP, load_prompts, loop_start, measure, tally

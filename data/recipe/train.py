@@ -16,12 +16,11 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-import qwen_helpers  # noqa: F401  (makes `chapters.*` importable)
 from chapters.chunk import chunk_rule
 from chapters.model import Model
 from chapters.mtp import MTP
 from chapters.training import MTP_WEIGHT, learning_rate, mtp_loss
-from qwen_helpers.weights import load_config
+from qwen_helpers.weights import load_config, open_tensors
 
 CONFIG = Path(__file__).with_name("config.json")
 BATCH, T, CHUNK = 16, 256, 32
@@ -99,7 +98,7 @@ def resume(out, trainee, optims):
                 _, _, index, key = name.split("/")
                 state["state"].setdefault(int(index), {})[key] = value
         optim.load_state_dict(state)
-    with qwen_helpers.weights.open_tensors(file) as opened:
+    with open_tensors(file) as opened:
         return int(opened.metadata()["step"])
 
 

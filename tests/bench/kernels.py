@@ -17,7 +17,8 @@ from statistics import median
 from jupyter_client import KernelManager
 
 from checkpoint import full_size
-from qwen_helpers import chapters, find_model
+import chapters
+from qwen_helpers import find_model
 
 TOKENS = 32
 START = """

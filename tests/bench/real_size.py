@@ -13,8 +13,8 @@ import time
 import nbformat
 
 from checkpoint import full_size
-from qwen_helpers.chapters import NOTEBOOKS, chapter_file
-from qwen_helpers.refresh import RefreshError, run
+from chapters import NOTEBOOKS, chapter_file
+from qwen_publish.refresh import RefreshError, run
 
 PEAK = """import resource, sys
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))"""

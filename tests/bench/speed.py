@@ -17,7 +17,6 @@ from statistics import median
 
 import torch
 
-import qwen_helpers  # noqa: F401  (makes `chapters.*` importable)
 from chapters.attention import attend
 from chapters.chat import Chat
 from chapters.chunk import gated_delta_rule
@@ -288,7 +287,7 @@ def machine():
 
 
 def table(figures):
-    """The figures as README shows them."""
+    """The figures as docs/speed.md shows them."""
     yield "| figure | measured (lowest to highest turn) | goal |\n|---|---|---|"
     for f in figures:
         goal = f"{'at most' if f['goal'] < 0 else 'at least'} {abs(f['goal'])}{' ✓' * f['met']}" if f["goal"] else ""
@@ -329,7 +328,7 @@ def main():
                    python=platform.python_version(), torch=torch.__version__, date=str(date.today()))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(about | {"turns": TURNS, "figures": figures}, indent=1))
-    print(f"{args.out} written; for README:\n\n" + "\n".join(table(figures)))
+    print(f"{args.out} written; for docs/speed.md:\n\n" + "\n".join(table(figures)))
 
 
 if __name__ == "__main__":

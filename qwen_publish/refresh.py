@@ -1,18 +1,15 @@
-"""Run notebooks in fresh kernels and save their outputs in one fixed form: `python -m qwen_helpers.refresh`.
+"""Run notebooks in fresh kernels and save their outputs in one fixed form: `python -m qwen_publish.refresh`.
 
 Saved outputs come from data/tiny. Each notebook carries a stamp, hashes of what its outputs depend on, so that
 `--check` says in milliseconds, without a kernel, which notebooks are stale.
 """
 import argparse
-import ast
 import base64
-import hashlib
 import io
 import os
 import re
 import sys
 import time
-from functools import lru_cache
 from pathlib import Path
 from queue import Empty
 
@@ -21,16 +18,14 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from PIL import Image
 
-from . import chapters, slides, weights
+import chapters
+from qwen_helpers import weights
+from . import ROOT, slides
+from .stamp import MEANING, stamp
 
-ROOT = Path(__file__).resolve().parents[1]
 VIEW = "application/vnd.jupyter.widget-view+json"
 METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
             "language_info": {"name": "python"}}
-MEANING = {"code": "its own code", "chapters": "a chapter it imports", "helpers": "qwen_helpers",
-           "data": "data/ (the embedded model, the prompts or the bench)"}
-
-APART = ("refresh", "slides", "site", "demo", "download")       # modules that no notebook runs
 
 
 class RefreshError(Exception):
@@ -90,54 +85,6 @@ def run(nb, path, timeout=300, model=weights.TINY):
         raise RefreshError(f'chapter {path.stem} stops at cell {at[-1]}, "{heading}": {what}; '
                            f"the file is left as it was") from None
     return nb
-
-
-@lru_cache
-def file_hash(file, _changed):
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def hash_of(parts):
-    """One hash of texts, or of files and their names."""
-    parts = [part if isinstance(part, str) else f"{part.relative_to(ROOT)} {file_hash(part, part.stat().st_mtime_ns)}"
-             for part in parts]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def definition_text(path):
-    """What importing a chapter runs, and nothing else of it."""
-    for number, _, source in chapters.code_cells(path):
-        source = chapters.blank_magics(source)
-        try:
-            for node in chapters.definitions(ast.parse(source)):
-                first = min(part.lineno for part in [node, *getattr(node, "decorator_list", [])])
-                yield "\n".join(source.splitlines()[first - 1:node.end_lineno])
-        except SyntaxError as error:
-            raise chapters.broken(path, number, error) from None
-
-
-def imported(text, found):
-    """`found`, file -> definitions, with the chapters that `text` imports and those that they import."""
-    for slug in re.findall(r"(?m)^\s*(?:from|import)\s+chapters\.(\w+)", text):
-        file = chapters.chapter_file(slug)
-        if file not in found:
-            found[file] = "\n".join(definition_text(file))
-            imported(found[file], found)
-    return found
-
-
-def stamp(path):
-    """Hashes of all that a notebook's outputs depend on: its code, the chapters it imports, helpers, data."""
-    cells = list(chapters.all_code_cells(path))
-    text = "\n".join(source for _, _, source, _ in cells)
-    others = imported(text, {})
-    helpers = (f for f in (ROOT / "qwen_helpers").glob("*.py") if f.stem not in APART)
-    data = [f for part in ("tiny", "prompts", "published") for f in (ROOT / "data" / part).rglob("*") if f.is_file()]
-    data += [f for f in (ROOT / "data" / "recipe").glob("*") if f'"{f.name}"' in text]
-    data += [ROOT / "data" / "bench.json"] * ("measured(" in text)
-    return {"code": hash_of(f"{sorted(tags)} {source}" for _, _, source, tags in cells),
-            "chapters": hash_of(f"{file.name} {text}" for file, text in sorted(others.items())),
-            "helpers": hash_of(sorted(helpers)), "data": hash_of(sorted(data))}
 
 
 def stale(path):
@@ -229,7 +176,7 @@ def refresh(path, timeout=300):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m qwen_helpers.refresh", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m qwen_publish.refresh", description=__doc__.splitlines()[0])
     parser.add_argument("notebooks", nargs="*", help="slugs (mtp), names (14_mtp) or paths; all when none is given")
     parser.add_argument("--check", action="store_true", help="only say which saved outputs are stale; runs nothing")
     parser.add_argument("--force", action="store_true", help="run fresh notebooks too")

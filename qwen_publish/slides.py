@@ -7,7 +7,7 @@ out, and so are the blanks and checks of "Your turn": the class does those on ma
 import ast
 import re
 
-from .chapters import blank_magics
+from chapters import blank_magics
 
 
 def prose(source):

@@ -1,4 +1,4 @@
-"""Chapters as web pages that ask for nothing outside: `python -m qwen_helpers.site` builds all of them in build/site.
+"""Chapters as web pages that ask for nothing outside: `python -m qwen_publish.site` builds all of them in build/site.
 
 A page is one file, to read and, by its button Slides, to present. nbconvert renders it with the template in `pages/`;
 pictures, formulas, style and scripts are inside it.
@@ -19,8 +19,9 @@ from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from pygments.formatters import HtmlFormatter
 
-from . import chapters, refresh
-from .draw import COLOUR, ROUNDS
+import chapters
+from qwen_helpers.draw import COLOUR, ROUNDS
+from . import ROOT, refresh
 
 PAGES = Path(__file__).with_name("pages")       # the template, the style and the scripts of all pages
 NAME = "Qwen3.5 by hand"
@@ -122,8 +123,8 @@ def build(out, saved=False):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(prog="python -m qwen_helpers.site", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=refresh.ROOT / "build" / "site")
+    parser = argparse.ArgumentParser(prog="python -m qwen_publish.site", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "site")
     parser.add_argument("--saved", action="store_true", help="show outputs as they are saved, stale or not")
     start = time.monotonic()
     try:

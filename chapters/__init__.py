@@ -1,5 +1,7 @@
 """Notebooks as modules: `from chapters.norm import RMSNorm` reads notebooks/03_norm.ipynb.
 
+The notebooks lie beside this package, and inside it where it was installed from a wheel.
+
 Only the `import`, `def`, `class` and `CAPITAL = ...` statements (two letters or more) of its code cells are run, so
 importing a chapter gives its definitions and runs none of its demos. A cell tagged `no-import`
 (exercise stubs, deliberate mistakes) is left out. Tracebacks name the cell; `??` shows the source.
@@ -14,8 +16,9 @@ import re
 import sys
 from pathlib import Path
 
-NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
-KEEP = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+HERE = Path(__file__).resolve().parent
+NOTEBOOKS = next((folder for folder in (HERE / "notebooks", HERE.parent / "notebooks") if folder.is_dir()), HERE)
+KEEP = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class ChapterError(ImportError):
@@ -73,7 +76,8 @@ def blank_magics(source):
 def definitions(tree):
     """The statements of a cell that importing it runs."""
     for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = (node.targets if isinstance(node, ast.Assign) else
+                   [node.target] if isinstance(node, ast.AnnAssign) and node.value else [])
         if isinstance(node, KEEP) or any(isinstance(t, ast.Name) and len(t.id) > 1 and t.id.isupper() for t in targets):
             yield node
 
@@ -82,6 +86,12 @@ def broken(path, number, error):
     """The error that says which cell stops a chapter, and the way back."""
     return ChapterError(f"chapter {path.stem[3:]} stops at cell {number}: {type(error).__name__}: {error}; "
                         f"mend the cell, or restore it with git checkout notebooks/{path.name}")
+
+
+def owner(node):
+    """The class that a `@method_of(Class)` puts a function into; None for any other statement."""
+    calls = [part for part in getattr(node, "decorator_list", []) if isinstance(part, ast.Call)]
+    return next((call.args[0].id for call in calls if getattr(call.func, "id", "") == "method_of"), None)
 
 
 class ChapterLoader(importlib.abc.Loader):
@@ -110,27 +120,25 @@ class ChapterLoader(importlib.abc.Loader):
 
     def run(self, source, name, module, offset):
         for node in definitions(ast.parse(source, name)):
+            before = dict(module.__dict__)
             exec(compile(ast.Module([node], []), name, "exec"), module.__dict__)
+            if owner(node):                     # a method belongs to its class alone
+                del module.__dict__[node.name]
+                if node.name in before:
+                    module.__dict__[node.name] = before[node.name]
+                continue
             made = module.__dict__.get(getattr(node, "name", None))
             if "__firstlineno__" in getattr(made, "__dict__", {}):      # Python 3.13: inspect trusts this line
                 made.__firstlineno__ += offset
 
 
 class ChapterFinder(importlib.abc.MetaPathFinder):
-    """Answers `import chapters` and `import chapters.<slug>`."""
+    """Answers `import chapters.<slug>`."""
 
     def find_spec(self, fullname, path=None, target=None):
-        if fullname == "chapters":
-            return importlib.machinery.ModuleSpec(fullname, None, is_package=True)
         if fullname.startswith("chapters."):
             file = chapter_file(fullname.removeprefix("chapters."))
             return importlib.machinery.ModuleSpec(fullname, ChapterLoader(file), origin=str(file))
-
-
-def install():
-    """Put the finder in front, once."""
-    if not any(isinstance(finder, ChapterFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, ChapterFinder())
 
 
 def method_of(cls):
@@ -139,3 +147,6 @@ def method_of(cls):
         setattr(cls, function.__name__, function)
         return function
     return add
+
+
+sys.meta_path.insert(0, ChapterFinder())

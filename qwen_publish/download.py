@@ -16,7 +16,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils import get_session, hf_raise_for_status, tqdm
 
-from .weights import DOWNLOADED, REAL, CheckpointError, downloaded, is_whole, load_tokenizer, load_weights, shown
+from qwen_helpers.weights import DOWNLOADED, REAL, CheckpointError, downloaded, is_whole, load_tokenizer, load_weights, shown
 
 WANTED = "config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors.index.json"
 MODELSCOPE = os.environ.get("MODELSCOPE_ENDPOINT", "https://modelscope.cn")

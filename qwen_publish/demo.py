@@ -1,15 +1,16 @@
-"""Chapter 14 without a browser: `python -m qwen_helpers.demo` runs it, prints its table, writes one HTML page."""
+"""Chapter 14 without a browser: `python -m qwen_publish.demo` runs it, prints its table, writes one HTML page."""
 import sys
 import time
 from pathlib import Path
 
 import nbformat
 
-from .chapters import ChapterError, chapter_file
-from .machine import model_name
-from .refresh import ROOT, RefreshError, normalise, run
+from chapters import ChapterError, chapter_file
+from qwen_helpers.machine import model_name
+from qwen_helpers.weights import CheckpointError, find_model
+from . import ROOT
+from .refresh import RefreshError, normalise, run
 from .site import page
-from .weights import CheckpointError, find_model
 
 
 def tables(nb):
