@@ -20,21 +20,27 @@ def text(*lines):
     return {"cell_type": "markdown", "metadata": {}, "source": "\n".join(lines)}
 
 
+def forget():
+    """What a kernel does when it starts again: no chapter is loaded."""
+    for name in [name for name in sys.modules if name.startswith("chapters.")]:
+        vars(chapters).pop(name.removeprefix("chapters."), None)
+        del sys.modules[name]
+
+
 @pytest.fixture
 def course(tmp_path, monkeypatch):
     """A folder of chapters in the place of notebooks/; `course(name, *cells)` saves one."""
     monkeypatch.setattr(chapters, "NOTEBOOKS", tmp_path)
-    before = {name: module for name, module in sys.modules.items() if name.startswith("chapters")}
-    for name in before:
-        del sys.modules[name]
+    before = {name: module for name, module in sys.modules.items() if name.startswith("chapters.")}
+    forget()
 
     def save(name, *cells):
         (tmp_path / f"{name}.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}))
 
     yield save
-    for name in [name for name in sys.modules if name.startswith("chapters")]:
-        del sys.modules[name]
+    forget()
     sys.modules.update(before)
+    vars(chapters).update((name.removeprefix("chapters."), module) for name, module in before.items())
 
 
 def test_definitions_come_and_demos_do_not_run(course, capsys):
@@ -273,11 +279,9 @@ def test_a_definition_that_is_gone_is_missed_by_name(course):
         importlib.import_module("chapters.high")
 
 
-def restarted(*slugs):
-    """What a kernel does when it starts again: no chapter is loaded."""
-    for name in [name for name in sys.modules if name.startswith("chapters")]:
-        del sys.modules[name]
-    return importlib.import_module(f"chapters.{slugs[0]}")
+def restarted(slug):
+    forget()
+    return importlib.import_module(f"chapters.{slug}")
 
 
 def test_a_changed_definition_changes_later_chapters_after_a_restart(course):

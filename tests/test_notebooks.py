@@ -119,14 +119,14 @@ def test_nothing_is_defined_in_two_notebooks():
 
 IMPORT_EACH = """
 import json, os, socket, sys, time
-import qwen_helpers, qwen_helpers.draw, qwen_helpers.widgets
+import chapters, qwen_helpers.draw, qwen_helpers.widgets
 def refuse(*args, **kwargs):
     asked.append(repr(args[1:] or args))
     raise OSError("no network in this test")
 socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
 report = {}
 for slug in sys.argv[1:]:
-    for name in [name for name in sys.modules if name.startswith("chapters")]:
+    for name in [name for name in sys.modules if name.startswith("chapters.")]:
         del sys.modules[name]
     asked, start = [], time.process_time()
     saved = os.dup(1)
