@@ -283,7 +283,7 @@ MUTANTS = [Mutant(*parts) for parts in [
     ("mtp", "mtp_loop", "the text goes on behind a stop",
      "kept[:ends[0] + 1] if ends else kept",
      "kept[:ends[-1] + 1] if ends else kept"),
-    ("mtp", "mtp_rollback::test_kind_01_rejected_tokens_leave_no_trace_in_S", "one rejected token stays in the state",
+    ("mtp", "mtp_rollback::test_rejected_tokens_leave_no_trace_in_S", "one rejected token stays in the state",
      "if state.pos > saved[0] + ids.shape[1]:",
      "if state.pos > saved[0] + ids.shape[1] + 1:"),
     ("mtp", "mtp_head", "the head is fed the last hidden vectors",

@@ -1,4 +1,4 @@
-"""Kind 22, and chapter 13: rows of unequal length in one batch are what each is alone."""
+"""Chapter 13: rows of unequal length in one batch are what each is alone."""
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,19 +19,19 @@ def world(tmp_path_factory):
 
 @pytest.mark.parametrize("length", [1, 3, 14, 63, 64, 65])
 @pytest.mark.parametrize("pad", [0, 1, 2, 5, 70])
-def test_kind_22_padding_leaks_nowhere(world, length, pad):
+def test_padding_leaks_nowhere(world, length, pad):
     """Left padding leaks through conv and S: [pad, pad, a, b, c] equals [a, b, c] in logits, S and window."""
     row = (world.ids[0].tolist() * 2)[:length]
     ids, pads = torch.tensor([[7] * pad + row]), torch.tensor([pad])
     assert row_apart(world.model, row, 0, pad, *read(world.model, ids, pads)) < CLOSE
 
 
-def test_kind_22_control_pads_unmasked(world):
+def test_control_pads_unmasked(world):
     row = world.ids[0, :9].tolist()
     assert row_apart(world.model, row, 0, 2, *read(world.model, torch.tensor([[7, 7] + row]))) > 1e-2
 
 
-def test_kind_22_control_pads_masked_in_attention_only(world, monkeypatch):
+def test_control_pads_masked_in_attention_only(world, monkeypatch):
     """What a batch meant for a pure transformer does: S and window take the padding in."""
     forward = type(world.model.layers[0].linear_attn).forward
     monkeypatch.setattr(type(world.model.layers[0].linear_attn), "forward",
@@ -43,7 +43,7 @@ def test_kind_22_control_pads_masked_in_attention_only(world, monkeypatch):
 
 @quick
 @given(prompts, st.sets(st.integers(1, 79), max_size=5))
-def test_kind_22_prefill_in_several_calls_with_pads(world, rows, cuts):
+def test_prefill_in_several_calls_with_pads(world, rows, cuts):
     """Cuts may fall inside the padding of a row, where it has not one real token yet."""
     ids, pads = left_pad(rows)
     cuts = [cut for cut in cuts if cut < ids.shape[1]]

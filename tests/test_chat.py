@@ -1,4 +1,4 @@
-"""Chapter 12: the prompt is the model's own template, and an answer comes in whole characters and stops; kind 37."""
+"""Chapter 12: the prompt is the model's own template, and an answer comes in whole characters and stops."""
 import json
 import shutil
 from datetime import datetime
@@ -149,7 +149,7 @@ def sentence(make, *given):
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_kind_37_build_prompt_is_the_models_own_template(folders, chat, name, thinking):
+def test_build_prompt_is_the_models_own_template(folders, chat, name, thinking):
     """One extra newline has cut acceptance from 98 % to 44 %: ids equal those of the template, several turns too."""
     messages = CONVERSATIONS[name]
     for folder, tokenizer in folders.values():
@@ -201,7 +201,7 @@ def test_pictures_are_refused_even_where_the_template_has_marks_for_them(folders
         assert "this course reads text only" in sentence(make, turns("Hi", "Hm", EYE[name]))
 
 
-def test_kind_37_control_one_newline(folders, chat):
+def test_control_one_newline(folders, chat):
     messages = CONVERSATIONS["one question"]
     expected = theirs(folders["embedded"][1], messages)
     assert chat.encode(build_prompt(messages) + "\n").tolist() != chat.encode(expected).tolist()
@@ -412,7 +412,7 @@ def test_the_budget_counts_tokens(chat):
     assert texts[-1] == chat.decode(ids[:3])
 
 
-def test_kind_34_a_chat_keeps_nothing_between_answers(chat):
+def test_a_chat_keeps_nothing_between_answers(chat):
     """A, B, A: the first and third answers are equal, and are what generate gives."""
     answer = {name: list(chat.stream(CONVERSATIONS[name], 12)) for name in ("one question", "Chinese")}
     assert list(chat.stream(CONVERSATIONS["one question"], 12)) == answer["one question"] != answer["Chinese"]

@@ -132,7 +132,7 @@ def test_any_drafter_gives_plain_text_and_state(world, kind, N):
 
 @pytest.mark.parametrize("N, accepted", [(n, a) for n in DEPTHS for a in range(n + 1)])
 def test_every_accepted_count(world, N, accepted):
-    """Kinds 1 to 3, 9 and 12 with states kept per position."""
+    """S, windows, K/V and the head's cache, with states kept per position."""
     drafter = Scripted(world, "1" * accepted + "0" * (N - accepted), N)
     for done, emitted, state in play(world, drafter, budget=30):
         assert emitted == world.text[:len(emitted)]
@@ -349,7 +349,7 @@ def first_drafts(world, drafter, monkeypatch):
 
 
 @pytest.mark.parametrize("N", DEPTHS)
-def test_kind_14_the_chain_of_drafts_is_that_of_transformers(world, monkeypatch, N):
+def test_the_chain_of_drafts_is_that_of_transformers(world, monkeypatch, N):
     """At depth 2 and more the head takes its own output after its norm, and its own draft; caches change nothing."""
     head = their_head(world)
 
@@ -361,7 +361,7 @@ def test_kind_14_the_chain_of_drafts_is_that_of_transformers(world, monkeypatch,
     assert drafted == theirs and distance([out], [last]) < 1e-6     # transformers' RoPE tables are fp32
 
 
-def test_kind_14_control_the_output_before_the_norm(world, monkeypatch):
+def test_control_the_output_before_the_norm(world, monkeypatch):
     def before(emb, hidden):
         kept = []
         handle = world.mtp.norm.register_forward_pre_hook(lambda module, args: kept.append(args[0]))
@@ -557,7 +557,7 @@ def play_batch(world, monkeypatch, patterns, N, most=30, stop=()):
 
 @pytest.mark.parametrize("N", DEPTHS)
 @pytest.mark.parametrize("patterns", [(RIGHT, WRONG), (RIGHT, WRONG, MIX), (MIX, "10", "110", "0111"), (MIX,)])
-def test_kind_06_each_row_of_a_batch_equals_its_solo_run(world, monkeypatch, patterns, N):
+def test_each_row_of_a_batch_equals_its_solo_run(world, monkeypatch, patterns, N):
     """Rows of different accepted counts: text, S, window, keys and values, and the head's cache, after every round."""
     texts, worst = play_batch(world, monkeypatch, patterns, N)
     assert texts == [oracle[:30] for _, oracle, _ in batch_of(world, patterns)]
@@ -587,7 +587,7 @@ def windows_forgotten(select):
 
 
 @pytest.mark.parametrize("fault", [first_rows_count, one_pad_too_few, windows_forgotten])
-def test_kind_06_control(world, monkeypatch, fault):
+def test_control_each_row_of_a_batch_equals_its_solo_run(world, monkeypatch, fault):
     """A row rolled back by another row's count; a column of padding taken for text; windows not selected."""
     monkeypatch.setattr(chapters.depth, "select_rows", fault(select_rows))
     texts, worst = play_batch(world, monkeypatch, (RIGHT, WRONG, MIX), 3)

@@ -1,4 +1,4 @@
-"""Kinds 16 to 21, and the layers of chapters 03 to 08, each against something independent: a loop, or torch's own."""
+"""The layers of chapters 03 to 08, each against something independent: a loop, or torch's own."""
 import math
 from types import SimpleNamespace
 
@@ -59,7 +59,7 @@ def plain_at_zero(norm, x):
     return same(at_zero, plain) and same(norm(x), 2 * plain)
 
 
-def test_kind_16_every_rms_norm_of_trunk_and_head_is_one_plus_w(tmp_path):
+def test_every_rms_norm_of_trunk_and_head_is_one_plus_w(tmp_path):
     """RMSNorm's `1 + w` missing or applied twice (trunk or `mtp.*`): w = 0 must be plain normalisation."""
     world = World(tmp_path / "model", length=1)
     for part, count in [(world.model, 2 * 4 + 2 + 1), (world.mtp, 2 + 2 + 2 + 1)]:
@@ -69,7 +69,7 @@ def test_kind_16_every_rms_norm_of_trunk_and_head_is_one_plus_w(tmp_path):
 
 
 @pytest.mark.parametrize("fault", [NoOne, TwoOnes])
-def test_kind_16_control(fault):
+def test_control_every_rms_norm_of_trunk_and_head_is_one_plus_w(fault):
     assert not plain_at_zero(fault(8, 1e-6).double(), randn(3, 8))
 
 
@@ -93,7 +93,7 @@ def plain_at_one(norm, x, z):
     return same(norm(x, z), F.rms_norm(x, (6,), eps=1e-6) * z / (1 + (-z).exp()))
 
 
-def test_kind_17_the_gated_norm_uses_w(world):
+def test_the_gated_norm_uses_w(world):
     """The gated norm in DeltaNet uses w: w = 1 there must be plain norm × silu(z)."""
     assert plain_at_one(GatedRMSNorm(6, 1e-6), randn(2, 3, 4, 6), randn(2, 3, 4, 6, seed=1))
     assert not plain_at_one(OnePlusGated(6, 1e-6), randn(2, 3, 4, 6), randn(2, 3, 4, 6, seed=1))   # the control
@@ -101,7 +101,7 @@ def test_kind_17_the_gated_norm_uses_w(world):
     assert all(type(norm) is GatedRMSNorm for norm in norms)
 
 
-def test_kind_17_the_query_is_scaled(world):
+def test_the_query_is_scaled(world):
     """The query is scaled by dk^-0.5, the key is not."""
     mixer = world.model.layers[0].linear_attn
     q, k, _ = mixer.heads(randn(1, 5, 24), mixer.new_state(1))
@@ -130,7 +130,7 @@ def shut_heads(attention, cfg, head):
 
 
 @pytest.mark.parametrize("head", range(4))
-def test_kind_18_each_heads_gate_follows_its_query(world, head):
+def test_each_heads_gate_follows_its_query(world, head):
     """Query and gate interleaved per head in `q_proj`: shut head 1's gate, and only head 1's output is zero."""
     cfg = world.model.cfg
     assert shut_heads(Attention(cfg).double(), cfg, head) == [head]
@@ -202,7 +202,7 @@ def test_few_queries_and_many_read_alike(T, past, pads):
     torch.testing.assert_close(attend(q, k, v, mask), torch.cat(heads, dim=1))
 
 
-def test_kind_19_rope_turns_pairs_half_a_head_apart():
+def test_rope_turns_pairs_half_a_head_apart():
     """RoPE pairs (i, i + half), not (2i, 2i+1). Rotate one basis vector."""
     expected = [[i % 4, i % 4 + 4] for i in range(8)] + [[i] for i in range(8, 16)]
     assert pairs_turned(apply_rope) == expected
@@ -219,7 +219,7 @@ def test_rope_against_complex_multiplication(world):
     assert same(y, torch.cat([z.real, z.imag, x[..., 2 * half:]], dim=-1), 1e-5)
 
 
-def test_kind_20_most_of_each_head_is_not_turned(world):
+def test_most_of_each_head_is_not_turned(world):
     """Partial rotary: the last 75 % of each head is unchanged."""
     x = randn(1, 4, 9, 8)
     y = apply_rope(x, *rope_tables(world.model.cfg, torch.arange(9)))
@@ -227,7 +227,7 @@ def test_kind_20_most_of_each_head_is_not_turned(world):
     assert changed == [True, True] + [False] * 6
 
 
-def test_kind_20_mrope_of_text_is_plain_rope():
+def test_mrope_of_text_is_plain_rope():
     """Text-only mrope equals plain RoPE: transformers' three position rows are equal, whatever the sections."""
     text = PITFALL | dict(head_dim=32, rope_parameters=PITFALL["rope_parameters"] | dict(mrope_section=[2, 1, 1]))
     theirs = Qwen3_5TextRotaryEmbedding(Qwen3_5TextConfig(**text))
@@ -269,7 +269,7 @@ def test_recurrent_rule_against_a_loop():
 
 @pytest.mark.parametrize("T", [1, 63, 64, 65, 130])
 @pytest.mark.parametrize("C", [1, 7, 16, 64])
-def test_kind_21_chunks_equal_the_recurrence(T, C):
+def test_chunks_equal_the_recurrence(T, C):
     """Chunked against recurrent, with a non-zero initial state: outputs and final S agree."""
     inputs = rule_inputs(T)
     expected = recurrent_rule(*inputs)
@@ -277,13 +277,13 @@ def test_kind_21_chunks_equal_the_recurrence(T, C):
     assert all(same(ours, theirs) for ours, theirs in zip(gated_delta_rule(*inputs), expected))
 
 
-def test_kind_21_control_the_initial_state_matters():
+def test_control_the_initial_state_matters():
     *inputs, S = rule_inputs(130)
     forgetful = chunk_rule(*inputs, torch.zeros_like(S))
     assert not any(same(ours, theirs) for ours, theirs in zip(forgetful, recurrent_rule(*inputs, S)))
 
 
-def test_kind_21_strong_decay_stays_finite():
+def test_strong_decay_stays_finite():
     """exp(a - b) must not be split into exp(a) / exp(b), which overflows: fp32, g about -30 a token."""
     inputs = [x.float() for x in rule_inputs(130, decay=20)]
     for ours, theirs in zip(chunk_rule(*inputs), recurrent_rule(*inputs)):

@@ -1,4 +1,4 @@
-"""Kinds 10 to 15: the draft head reads row (token t+1, hidden t after the final norm), each row once, none missing."""
+"""The draft head reads row (token t+1, hidden t after the final norm), each row once, none missing."""
 import copy
 
 import pytest
@@ -73,7 +73,7 @@ def first_read(world, drafter=Scripted):
     return next(play(world, RIGHT, 1, drafter=drafter))[3].last
 
 
-def test_kind_10_the_prompt_goes_through_the_head(world):
+def test_the_prompt_goes_through_the_head(world):
     """Head's cache cold: the first draft logits equal the head run over the whole prompt without a cache."""
     P = world.prompt.shape[1]
     whole = world.mtp(world.model.embed_tokens(world.ids[:, 1:P + 1]), world.hidden[:, :P], 0)[:, -1]
@@ -94,7 +94,7 @@ def rows(world, ids, shift=0):
 
 
 @pytest.mark.parametrize("k", [2, 5, 9])
-def test_kind_11_row_j_takes_token_j_plus_1_with_hidden_j(world, k):
+def test_row_j_takes_token_j_plus_1_with_hidden_j(world, k):
     """Wrong pairing: changing token j+2 must not change row j; changing token j+1 must."""
     changed = world.ids[:, :12].clone()
     changed[0, k] = world.wrong(int(changed[0, k]))
@@ -104,7 +104,7 @@ def test_kind_11_row_j_takes_token_j_plus_1_with_hidden_j(world, k):
 
 
 @pytest.mark.parametrize("bits, count", SCRIPTS)
-def test_kind_11_every_round_feeds_the_pairs_of_the_text(world, bits, count):
+def test_every_round_feeds_the_pairs_of_the_text(world, bits, count):
     """Over all rounds the head reads token t+1 beside hidden t of a forward without a cache, in order."""
     for _, emitted, _, drafter in play(world, bits, count):
         T = len(drafter.tokens)
@@ -120,7 +120,7 @@ def cache_is_that_of_one_pass(world, drafter):
 
 
 @pytest.mark.parametrize("bits, count", SCRIPTS)
-def test_kind_12_the_heads_cache_equals_one_pass_over_the_text(world, bits, count):
+def test_the_heads_cache_equals_one_pass_over_the_text(world, bits, count):
     """Accepted draft never written to the head's cache, or one row too many cut."""
     for _, emitted, _, drafter in play(world, bits, count):
         (k, v), last = world.head_pass(len(emitted))
@@ -128,12 +128,12 @@ def test_kind_12_the_heads_cache_equals_one_pass_over_the_text(world, bits, coun
 
 
 @pytest.mark.parametrize("fault", [Cold, Late, Skipping, Overcut, Restarting])
-def test_kind_12_control(world, fault):
+def test_control_the_heads_cache_equals_one_pass_over_the_text(world, fault):
     assert cache_is_that_of_one_pass(world, Scripted)
     assert not cache_is_that_of_one_pass(world, fault)
 
 
-def test_kind_12_the_real_heads_own_drafts(world):
+def test_the_real_heads_own_drafts(world):
     """The head left alone, mostly rejected on random weights: text and cache are the same."""
     state, drafter, emitted = State(world.model), Drafter(world.model, world.mtp), []
     for done in mtp_rounds(world.model, world.mtp, world.prompt, 40, state=state, drafter=drafter):
@@ -163,18 +163,18 @@ def positions_of(monkeypatch, module, run):
 
 @pytest.mark.parametrize("module", [chapters.model, chapters.mtp], ids=["trunk", "head"])
 @pytest.mark.parametrize("bits, count", SCRIPTS)
-def test_kind_13_positions_run_without_gaps(world, monkeypatch, module, bits, count):
+def test_positions_run_without_gaps(world, monkeypatch, module, bits, count):
     """Draft positions run 0, 1, 2, … without gaps, in both stacks."""
     laid = positions_of(monkeypatch, module, lambda: list(play(world, bits, count)))
     assert laid == list(range(world.prompt.shape[1] + 39))
 
 
-def test_kind_13_control(world, monkeypatch):
+def test_control_positions_run_without_gaps(world, monkeypatch):
     laid = positions_of(monkeypatch, chapters.mtp, lambda: list(play(world, RIGHT, 1, drafter=Restarting)))
     assert len(laid) < world.prompt.shape[1] + 39
 
 
-def test_kind_14_the_head_reads_the_hidden_after_the_final_norm(world):
+def test_the_head_reads_the_hidden_after_the_final_norm(world):
     """Hidden before the final norm instead of after it: the text stays right, acceptance falls."""
     model = world.model
     *_, x = model.residual_stream(world.prompt)
@@ -186,7 +186,7 @@ def test_kind_14_the_head_reads_the_hidden_after_the_final_norm(world):
     assert distance([wrong], [rows(world, world.prompt)[None]]) > 1e-2                      # the control
 
 
-def test_kind_14_with_norm_weights_of_zero_the_two_hiddens_look_the_same(world):
+def test_with_norm_weights_of_zero_the_two_hiddens_look_the_same(world):
     """Why the fixture's norm weights are random: w = 0 would let the fault pass."""
     plain = copy.deepcopy(world.model)
     plain.norm.weight.zero_()
@@ -195,7 +195,7 @@ def test_kind_14_with_norm_weights_of_zero_the_two_hiddens_look_the_same(world):
     assert distance([world.mtp(e, plain.norm(x), 0)], [world.mtp(e, x, 0)]) < 1e-3
 
 
-def test_kind_14_the_heads_own_output_is_after_its_norm(world):
+def test_the_heads_own_output_is_after_its_norm(world):
     """At depth 2 and more the head takes its own output after `mtp.norm`."""
     mtp, inside = world.mtp, []
     handle = mtp.norm.register_forward_pre_hook(lambda module, args: inside.append(args[0]))
@@ -205,7 +205,7 @@ def test_kind_14_the_heads_own_output_is_after_its_norm(world):
     assert distance([out], inside) > 1e-2
 
 
-def test_kind_15_the_embedding_half_comes_first(world):
+def test_the_embedding_half_comes_first(world):
     """Order of the two halves: with fc = [I | 0] it must return the embedding half, with [0 | I] the hidden's."""
     mtp = copy.deepcopy(world.mtp)
     mtp.layers = mtp.layers[:0]

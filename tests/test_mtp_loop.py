@@ -1,4 +1,4 @@
-"""Kinds 26 to 31 and 34 to 36: budgets, stop tokens, counting, near-ties, and nothing kept between two calls."""
+"""The loop of chapter 14: budgets, stop tokens, counting, near-ties, and nothing kept between two calls."""
 from types import SimpleNamespace
 
 import pytest
@@ -49,14 +49,14 @@ def test_other_models_and_prompts(tmp_path, name):
 
 
 @pytest.mark.parametrize("budget", range(10))
-def test_kind_26_the_budget_is_exact(world, budget):
+def test_the_budget_is_exact(world, budget):
     """max_new_tokens overshoot: budgets 1 to 9 with RIGHT and 4 drafts give the exact length."""
     assert text_of(world, RIGHT, 4, budget=budget) == world.text[:budget]
     assert len(generate_mtp(world.model, world.mtp, world.prompt, budget)[0]) == budget
 
 
 @pytest.mark.parametrize("cap, kept", [(1, [10]), (2, [10, 11]), (3, [10, 11, 7]), (4, [10, 11, 7]), (5, [10, 11, 7])])
-def test_kind_27_cap_and_stop_in_the_right_order(cap, kept):
+def test_cap_and_stop_in_the_right_order(cap, kept):
     """[10, 11, STOP, 20, 21], cap 5, ends at STOP."""
     verified = [10, 11, 7, 20, 21]
     assert keep(verified[:cap - 1], verified[:cap], {7}) == (cap - 1, kept)
@@ -64,7 +64,7 @@ def test_kind_27_cap_and_stop_in_the_right_order(cap, kept):
 
 @pytest.mark.parametrize("index", range(10))
 @pytest.mark.parametrize("bits, count", [(RIGHT, 4), (MIX, 3), (WRONG, 2)])
-def test_kind_27_a_stop_token_inside_an_accepted_run(world, bits, count, index):
+def test_a_stop_token_inside_an_accepted_run(world, bits, count, index):
     """Nothing after it is emitted, and the state ends there too."""
     index = world.text.index(world.text[index])
     *_, (done, emitted, state, drafter) = play(world, bits, count, stop={world.text[index]})
@@ -73,7 +73,7 @@ def test_kind_27_a_stop_token_inside_an_accepted_run(world, bits, count, index):
     assert drafter.state.length == state.pos
 
 
-def test_kind_28_a_drafted_stop_token_must_be_verified(world):
+def test_a_drafted_stop_token_must_be_verified(world):
     """A drafted stop token ends the text unverified: the draft proposes it, the target does not."""
     stop = next(world.wrong(token) for token in world.text[1:20] if world.wrong(token) not in world.text[:20])
     rounds = [done for done, *_ in play(world, WRONG, 2, budget=20, stop={stop})]
@@ -83,7 +83,7 @@ def test_kind_28_a_drafted_stop_token_must_be_verified(world):
 
 @pytest.mark.parametrize("budget", [0, 1, 2, 6, 7, 20])
 @pytest.mark.parametrize("stops", [(), (0,), (6,), (6, 3), (7, 9)])
-def test_kind_29_all_ways_to_generate_agree_on_budget_and_stop(world, budget, stops):
+def test_all_ways_to_generate_agree_on_budget_and_stop(world, budget, stops):
     """Plain, streaming and speculative runs differ in whether the stop token is included."""
     stop = {world.text[i] for i in stops}
     ends = [i + 1 for i, token in enumerate(world.text) if token in stop] + [budget]
@@ -95,7 +95,7 @@ def test_kind_29_all_ways_to_generate_agree_on_budget_and_stop(world, budget, st
     assert generate_batch(world.model, world.prompt.tolist(), budget, stop) == [expected]
 
 
-def test_kind_30_no_draft_is_accepted_unverified(world):
+def test_no_draft_is_accepted_unverified(world):
     """The first drafted token accepted unverified: WRONG, one draft: 0 accepted."""
     rounds = [done for done, *_ in play(world, WRONG, 1)][1:]
     assert [done.accepted for done in rounds] == [0] * len(rounds)
@@ -120,7 +120,7 @@ def fp32_runs(path, prompt, undo=rollback):
         yield first_flip(plain, margins, text_of(world, bits, count, budget=60, undo=undo))
 
 
-def test_kind_31_fp32_differs_only_at_near_ties(tmp_path):
+def test_fp32_differs_only_at_near_ties(tmp_path):
     """One row against several rows differ in the last bits, so near-ties may flip the text; each is reported."""
     flips, runs = [], 0
     for seed in range(6):
@@ -133,7 +133,7 @@ def test_kind_31_fp32_differs_only_at_near_ties(tmp_path):
     assert all(margin < NEAR for margin in flips)
 
 
-def test_kind_31_control_a_drift_is_not_excused(tmp_path):
+def test_control_a_drift_is_not_excused(tmp_path):
     path = write_checkpoint(tmp_path / "model", dtype=torch.float32, seed=1)
     flips = fp32_runs(path, torch.tensor([[3, 1, 4, 1, 5, 9, 2]]), undo=cut_only)
     assert any(margin is not None and margin > NEAR for margin in flips)
@@ -149,7 +149,7 @@ def ways(world):
     yield lambda ids: [(done.kept, done.drafted, done.pos) for done in mtp_rounds(model, mtp, ids, 20)]
 
 
-def test_kind_34_no_state_between_calls(world):
+def test_no_state_between_calls(world):
     """generate(A), generate(B), generate(A): first and third are equal, and an abandoned run leaves nothing."""
     A, B = world.prompt, torch.tensor([[20, 21, 22, 23, 24, 25, 26, 27, 28]])
     weights = {name: value.clone() for name, value in world.model.state_dict().items()}
@@ -161,7 +161,7 @@ def test_kind_34_no_state_between_calls(world):
 
 
 @pytest.mark.parametrize("bits, rate", [(RIGHT, 1), (WRONG, 0), ("110", 2 / 3), ("1000", 1 / 4)])
-def test_kind_35_acceptance_is_counted_right(world, monkeypatch, bits, rate):
+def test_acceptance_is_counted_right(world, monkeypatch, bits, rate):
     """Acceptance miscounted: RIGHT gives 1.0, WRONG 0.0, MIX its exact share."""
     monkeypatch.setattr(chapters.mtp, "Drafter", lambda model, mtp: Scripted(world, bits, 1))
     ids, rounds, hits = generate_mtp(world.model, world.mtp, world.prompt, 40)
@@ -171,12 +171,12 @@ def test_kind_35_acceptance_is_counted_right(world, monkeypatch, bits, rate):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 @pytest.mark.parametrize("bits", [RIGHT, WRONG, MIX, "110"])
-def test_kind_35_emitted_is_rounds_plus_accepted(world, bits, count):
+def test_emitted_is_rounds_plus_accepted(world, bits, count):
     rounds = [done for done, *_ in play(world, bits, count)]
     assert sum(len(done.kept) for done in rounds) == len(rounds) + sum(done.accepted for done in rounds) == 40
 
 
-def test_kind_36_the_real_head_drafts(world):
+def test_the_real_head_drafts(world):
     """A flag accepted but nothing drafted: drafted > 0 is asserted."""
     rounds = list(mtp_rounds(world.model, world.mtp, world.prompt, 40))
     assert rounds[0].drafted == [] and all(len(done.drafted) == 1 for done in rounds[1:-1])

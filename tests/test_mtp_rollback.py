@@ -1,4 +1,4 @@
-"""Kinds 1 to 9: after every round the state is that of plain decoding of the accepted text, in every part."""
+"""Rollback: after every round the state is that of plain decoding of the accepted text, in every part."""
 from itertools import zip_longest
 
 import pytest
@@ -45,7 +45,7 @@ def test_the_fixture_reaches_both_paths(world):
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("bits", [RIGHT, WRONG, MIX])
-def test_kind_01_rejected_tokens_leave_no_trace_in_S(world, bits, count):
+def test_rejected_tokens_leave_no_trace_in_S(world, bits, count):
     """Rejected tokens stay in the recurrent state: the text drifts after the first reject, with no error."""
     for _, emitted, state, _ in play(world, bits, count):
         assert emitted == world.text[:len(emitted)]
@@ -53,14 +53,14 @@ def test_kind_01_rejected_tokens_leave_no_trace_in_S(world, bits, count):
     assert len(emitted) == 40
 
 
-def test_kind_01_control_S_not_restored(world):
+def test_control_S_not_restored(world):
     assert after_first_reject(world, forgetting("S"))["S"] > 1e-3
     *_, (_, emitted, _, _) = play(world, WRONG, 2, undo=cut_only)
     assert emitted != world.text[:40]
 
 
 @pytest.mark.parametrize("count, accepted", [(n, a) for n in COUNTS for a in range(n + 1)])
-def test_kind_02_the_conv_window_is_that_of_the_accepted_text(world, count, accepted):
+def test_the_conv_window_is_that_of_the_accepted_text(world, count, accepted):
     """S restored, conv window forgotten: it must hold the last 3 conv inputs of the accepted prefix."""
     bits = "1" * accepted + "0" * (count - accepted)
     for done, emitted, state, _ in play(world, bits, count, budget=20):
@@ -69,12 +69,12 @@ def test_kind_02_the_conv_window_is_that_of_the_accepted_text(world, count, acce
             assert done.accepted == accepted
 
 
-def test_kind_02_control_window_forgotten(world):
+def test_control_window_forgotten(world):
     assert after_first_reject(world, forgetting("conv"))["window"] > 1e-3
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_kind_03_nothing_accepted_is_the_moment_before_the_drafts(world, count):
+def test_nothing_accepted_is_the_moment_before_the_drafts(world, count):
     """Accepted = 0 indexes slot -1, which in Python is the last and most wrong state."""
     seen = []
 
@@ -90,7 +90,7 @@ def test_kind_03_nothing_accepted_is_the_moment_before_the_drafts(world, count):
     assert max(world.apart(state, emitted).values()) < CLOSE
 
 
-def test_kind_03_control_the_last_slot(world):
+def test_control_the_last_slot(world):
     """The state after all draft rows, which slot -1 holds."""
     assert after_first_reject(world, cut_only)["S"] > 1e-3
 
@@ -108,7 +108,7 @@ class Unknown:
         pass
 
 
-def test_kind_04_an_unknown_layer_type_raises(world):
+def test_an_unknown_layer_type_raises(world):
     """A rollback that quietly does nothing for a layer type it does not know."""
     state = State(world.model)
     saved = snapshot(state)
@@ -137,7 +137,7 @@ def broken_snapshots(saved):
     yield "not a snapshot", None
 
 
-def test_kind_05_a_malformed_snapshot_changes_nothing(world):
+def test_a_malformed_snapshot_changes_nothing(world):
     """A snapshot that is short or malformed restores only some layers."""
     state = State(world.model)
     world.model(world.prompt, state)
@@ -151,7 +151,7 @@ def test_kind_05_a_malformed_snapshot_changes_nothing(world):
         assert set(apart(remembered(state), before).values()) == {0.0}, name
 
 
-def test_kind_05_control_a_naive_restore(world):
+def test_control_a_naive_restore(world):
     """What zip does with a snapshot that is one layer short: no error, and a state of two moments."""
     state = State(world.model)
     world.model(world.prompt, state)
@@ -163,13 +163,13 @@ def test_kind_05_control_a_naive_restore(world):
     assert max(apart(remembered(state), before).values()) > 0
 
 
-def test_kind_06_a_batch_is_refused(world):
+def test_a_batch_is_refused(world):
     """A batch row rolled back by another row's count: the draft loop takes one text."""
     with pytest.raises(ValueError, match="one"):
         next(mtp_rounds(world.model, world.mtp, world.prompt.expand(2, -1), 5))
 
 
-def test_kind_06_two_texts_at_once_do_not_disturb_each_other(world):
+def test_two_texts_at_once_do_not_disturb_each_other(world):
     """Two interleaved runs, one always accepted and one always rolled back: each equals its solo run."""
     runs = [play(world, RIGHT, 2, budget=30), play(world, WRONG, 3, budget=30)]
     for moments in zip_longest(*runs):
@@ -181,7 +181,7 @@ def test_kind_06_two_texts_at_once_do_not_disturb_each_other(world):
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.sets(st.integers(1, 29), max_size=6))
-def test_kind_07_prefill_in_several_calls(world, cuts):
+def test_prefill_in_several_calls(world, cuts):
     """A call with several tokens on a filled cache starts from zero: prefill 7 then 3 equals prefill 10."""
     ids, edges = world.ids[:, :30], [0, *sorted(cuts), 30]
     whole, state = State(world.model), State(world.model)
@@ -191,7 +191,7 @@ def test_kind_07_prefill_in_several_calls(world, cuts):
     assert max(apart(remembered(state), remembered(whole)).values()) < CLOSE
 
 
-def test_kind_08_snapshot_bytes_do_not_grow_with_the_prompt(world):
+def test_snapshot_bytes_do_not_grow_with_the_prompt(world):
     """Snapshot size grows with the prompt: what a snapshot holds in memory must not depend on prompt length."""
     sizes = set()
     for length in (1, 20, 60):
@@ -202,7 +202,7 @@ def test_kind_08_snapshot_bytes_do_not_grow_with_the_prompt(world):
     assert len(sizes) == 1
 
 
-def test_kind_08_the_state_itself_does_not_hold_the_prompt(world):
+def test_the_state_itself_does_not_hold_the_prompt(world):
     """The conv window is three inputs, not a view that keeps the inputs of the whole prompt in memory."""
     state = State(world.model)
     world.model(world.ids, state)
@@ -213,7 +213,7 @@ def test_kind_08_the_state_itself_does_not_hold_the_prompt(world):
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.text("01", min_size=1, max_size=12), st.integers(1, 4))
-def test_kind_09_every_cache_has_the_rows_that_were_written(world, bits, count):
+def test_every_cache_has_the_rows_that_were_written(world, bits, count):
     """Head's cache one row off after a reject: both stacks stand at all but the last emitted token, every round."""
     for done, emitted, state, drafter in play(world, bits, count, budget=20):
         rows = world.prompt.shape[1] + len(emitted) - 1

@@ -1,4 +1,4 @@
-"""Chapter 16, kinds 32 and 33: drafts are drawn, and the text keeps exactly the distribution of plain drawing."""
+"""Chapter 16: drafts are drawn, and the text keeps exactly the distribution of plain drawing."""
 from collections import Counter
 from functools import cache
 
@@ -105,7 +105,7 @@ def odds(said, p):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_kind_32_frequencies_and_acceptance(name):
+def test_frequencies_and_acceptance(name):
     """Vocabulary of 3, 200,000 draws: frequencies equal p_target, acceptance equals the sum of min."""
     p_target, p_draft = sides_of(name)
     said, taken = rounds_of(p_target, p_draft, N_DRAWS, dice(7))
@@ -115,13 +115,13 @@ def test_kind_32_frequencies_and_acceptance(name):
 
 
 @pytest.mark.parametrize("name", ["apart", "a zero in the draft", "a zero in the target", "near"])
-def test_kind_32_control_no_residual_fails(name):
+def test_control_no_residual_fails(name):
     p_target, p_draft = sides_of(name)
     said, _ = rounds_of(p_target, p_draft, N_DRAWS, dice(7), refill=lambda t, d: t)
     assert odds(said, p_target) < HONEST
 
 
-def test_kind_32_control_temperature_left_out_fails():
+def test_control_temperature_left_out_fails():
     warm_target, warm_draft = sides_of("apart")
     cold_target, cold_draft = normal((warm_target ** 2).tolist()), normal((warm_draft ** 2).tolist())
     right, _ = rounds_of(cold_target, cold_draft, N_DRAWS, dice(7))
@@ -129,7 +129,7 @@ def test_kind_32_control_temperature_left_out_fails():
     assert odds(right, cold_target) > HONEST > 1e-6 > odds(wrong, cold_target)
 
 
-def test_kind_32_control_every_draft_accepted_fails():
+def test_control_every_draft_accepted_fails():
     p_target, p_draft = sides_of("near")
     said, _ = rounds_of(p_target, p_draft, N_DRAWS, dice(7), accept=lambda t, d: torch.ones(3))
     assert odds(said, p_target) < 1e-6

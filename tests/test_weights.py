@@ -1,4 +1,4 @@
-"""qwen_helpers.weights: the layout, the ways a checkpoint may be stored, the faults it may have; kinds 23 to 25."""
+"""qwen_helpers.weights: the layout, the ways a checkpoint may be stored, the faults it may have."""
 import json
 import math
 import struct
@@ -150,7 +150,7 @@ def test_a_large_model_runs_as_its_file_is_and_on_a_gpu(monkeypatch, there, plac
 @pytest.mark.parametrize("shards", [1, 2, 3])
 @pytest.mark.parametrize("prefix", ["model.language_model.", "model."])
 @pytest.mark.parametrize("text", [PITFALL, UNTIED], ids=["tied", "untied"])
-def test_kind_24_each_tensor_is_loaded_once_and_none_left_over(tmp_path, text, prefix, shards):
+def test_each_tensor_is_loaded_once_and_none_left_over(tmp_path, text, prefix, shards):
     """Prefixes and shards: files with vision tensors; each text and mtp tensor loaded once, none left over."""
     path = write_checkpoint(tmp_path / "model", text, nested=shards == 2, prefix=prefix, shards=shards, vision=3)
     loaded, head, held = load_weights(path), load_weights(path, "mtp."), stored(path)
@@ -164,7 +164,7 @@ def test_kind_24_each_tensor_is_loaded_once_and_none_left_over(tmp_path, text, p
     assert sum(p.numel() for p in mtp.parameters()) == sum(value.numel() for value in head.values())
 
 
-def test_kind_24_control_a_tensor_left_over(tmp_path):
+def test_control_a_tensor_left_over(tmp_path):
     """A file with one tensor more than the config asks for is of another model: it is refused."""
     for name, part in [("model.language_model.layers.4.mlp.up_proj.weight", "model."),
                        ("model.language_model.layers.0.mlp.up_proj.bias", "model."), ("lm_head.bias", "model."),
@@ -180,7 +180,7 @@ def perplexity(model, ids):
     return math.exp(-float(log_p.detach().mean()))
 
 
-def test_kind_23_a_tied_head_is_the_embedding(tmp_path):
+def test_a_tied_head_is_the_embedding(tmp_path):
     """Tied head missing: perplexity equal to the vocabulary size gives it away."""
     model = Model.from_pretrained(write_checkpoint(tmp_path / "model"), torch.float64)
     ids = torch.cat([IDS, torch.tensor([generate(model, IDS, 30)])], dim=1)[:, 4:]
@@ -190,7 +190,7 @@ def test_kind_23_a_tied_head_is_the_embedding(tmp_path):
     assert perplexity(model, ids) == pytest.approx(29)
 
 
-def test_kind_23_an_untied_head_is_read(tmp_path):
+def test_an_untied_head_is_read(tmp_path):
     """An untied head ignored: its logits are the final hidden times the file's own lm_head.weight."""
     path = write_checkpoint(tmp_path / "model", UNTIED)
     model, held = Model.from_pretrained(path, torch.float64), stored(path)
@@ -201,7 +201,7 @@ def test_kind_23_an_untied_head_is_read(tmp_path):
     assert float((model(IDS) - tied).abs().max()) > 0.1
 
 
-def test_kind_25_no_draft_head_in_the_file(tmp_path):
+def test_no_draft_head_in_the_file(tmp_path):
     """Config says one MTP layer and the file has none: a named error when it is asked for; plain decoding works."""
     path = write_checkpoint(tmp_path / "model", mtp=False)
     model = Model.from_pretrained(path)
@@ -211,7 +211,7 @@ def test_kind_25_no_draft_head_in_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("layers", [0, 2])
-def test_kind_25_control_a_head_that_the_config_does_not_describe(tmp_path, layers):
+def test_control_a_head_that_the_config_does_not_describe(tmp_path, layers):
     """The file has a head and the config says none, or two layers: no head of some other size is built."""
     path = write_checkpoint(tmp_path / "model", PITFALL | dict(mtp_num_hidden_layers=layers))
     assert len(generate(Model.from_pretrained(path), IDS, 5)) == 5
