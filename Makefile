@@ -1,4 +1,4 @@
-# make lab   opens the course in JupyterLab        make test   runs all tests
+# make lab   opens the course in JupyterLab        make test   runs all tests, make quick the fast ones
 # make demo  runs chapter 14 without a browser     make refresh   runs the notebooks whose saved outputs are stale
 # make html  builds a web site of all chapters      make show   shows chapter 14's live pictures without their code
 # make soak  tries the exactness tests on 10,000 cases each, make test-oldest runs all tests on the oldest packages
@@ -16,6 +16,10 @@ lab: .venv/ready
 test: .venv/ready
 	@$(PY) tests/chromium.py
 	$(PY) -m pytest $(ARGS)
+
+# For work in progress: what is fast, and what belongs to the files that were changed since the last commit.
+quick: .venv/ready
+	$(PY) -m pytest --quick $(ARGS)
 
 # CASES=500 tries fewer.
 soak: .venv/ready
@@ -65,4 +69,4 @@ tiny: .venv/ready
 	.venv-oldest/bin/python -m pip install --constraint constraints-oldest.txt --editable '.[show,test]'
 	@touch $@
 
-.PHONY: lab test mutants soak test-oldest bench demo html show refresh tiny
+.PHONY: lab test quick mutants soak test-oldest bench demo html show refresh tiny

@@ -1,6 +1,8 @@
 import importlib.util
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -22,9 +24,35 @@ PIECES = {"browser": ("Chromium", chromium, HOW),
           "show": ("Voilà", lambda: importlib.util.find_spec("voila"), f"{sys.executable} -m pip install voila")}
 
 
+# What takes long: `make quick` leaves these files out, but for what was changed since the last commit.
+SLOW = {f"test_{name}" for name in ("browser", "demo", "download", "exact", "fuzz", "house", "interruption", "recipe", "refresh",
+                                    "rejection", "setup", "shapes", "site", "training")}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="leave out what takes long and was not changed")
+
+
+def changed():
+    """The names, without ending, of the files that differ from the last commit."""
+    told = [subprocess.run(["git", *command], cwd=Path(__file__).parents[1], capture_output=True, text=True).stdout.split()
+            for command in (["diff", "--name-only", "HEAD"], ["ls-files", "--others", "--exclude-standard"])]
+    return {Path(name).stem for names in told for name in names}
+
+
+def quick(item, stems):
+    """Whether `make quick` runs a test: it is fast, or its file or its chapter was changed."""
+    file = item.path.stem
+    return file not in SLOW or file in stems or any(f"[{stem}" in item.name for stem in stems)
+
+
 @pytest.hookimpl(trylast=True)          # after -k has chosen
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Skip the tests that lack a piece, and say so in one line; with ALL_TESTS=1 they run, and fail."""
+    if config.getoption("--quick"):
+        stems = changed()
+        config.hook.pytest_deselected(items=[item for item in items if not quick(item, stems)])
+        items[:] = [item for item in items if quick(item, stems)]
     if os.environ.get("ALL_TESTS"):
         return
     for fixture, (piece, find, how) in PIECES.items():

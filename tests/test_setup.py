@@ -3,11 +3,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import sync_playwright
 
 from chromium import HOW, NAMES, bring, chromium
+from conftest import quick
 
 ROOT = Path(__file__).resolve().parents[1]
 TOY = """
@@ -122,7 +124,7 @@ def test_nothing_is_skipped_where_all_tests_are_asked_for(bare, tmp_path, monkey
     assert f"there is no Chromium here. To get it: {HOW}" in output
 
 
-@pytest.mark.parametrize("target", ["test", "lab", "demo", "html", "show"])
+@pytest.mark.parametrize("target", ["test", "quick", "lab", "demo", "html", "show"])
 def test_only_make_test_brings_a_browser(tmp_path, target):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/log\n')
@@ -140,3 +142,11 @@ def test_the_whole_run_asks_for_all_tests(bare, tmp_path, monkeypatch):
         bare(name)
     subprocess.run([ROOT / ".ci" / "run"], check=True)
     assert (tmp_path / "log").read_text() == "test ALL_TESTS=1\n"
+
+
+@pytest.mark.parametrize("file, name, stems, runs", [
+    ("test_cache", "test_it", set(), True), ("test_browser", "test_opened_and_run[03_norm]", set(), False),
+    ("test_browser", "test_opened_and_run[03_norm]", {"03_norm"}, True), ("test_browser", "test_it", {"test_browser"}, True),
+    ("test_browser", "test_opened_and_run[04_mlp]", {"03_norm"}, False)])
+def test_make_quick_takes_what_is_fast_and_what_was_changed(file, name, stems, runs):
+    assert quick(SimpleNamespace(path=Path(f"{file}.py"), name=name), stems) is runs
