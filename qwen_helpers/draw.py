@@ -256,7 +256,8 @@ def bars(labels, values, title, xlabel="", colours=None, intervals=None, texts=N
     y = np.arange(len(values))
     ax.barh(y, values, color=colours or COLOUR["plain"], height=0.7)
     if intervals is not None:
-        low, high = numbers(intervals).T
+        intervals = numbers(intervals)
+        low, high = intervals.T
         xerr = np.maximum([values - low, high - values], 0)             # the last bit of a 1.0 may be rounded away
         ax.errorbar(values, y, xerr=xerr, fmt="none", color="black", lw=1.5, capsize=3)
     for i, text in enumerate(texts or []):

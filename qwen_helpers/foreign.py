@@ -26,6 +26,7 @@ TENSORS = (         # what names of tensors may look like: pattern, what that sa
     (r"\.(experts|shared_expert|shared_expert_gate)\.|\.mlp\.gate\.weight$", "it is a mixture of experts",
      "take a dense model, as Qwen3.5-0.8B is"),
     (r"\.(in_proj_qkvz|in_proj_ba|qkv_proj|gate_up_proj)\.", "it joins matrices that lie apart in Qwen3.5", SAVED),
+    (r"^language_model\.(model|lm_head)\.", "it is named as MLX names a model", SAVED),
     (r"^(?!(model\.)?(language_model\.)?layers\.|mtp\.)(.*\.)?layers\.0\.",
      "names in Qwen3.5 begin in another way", SAVED),
 )
