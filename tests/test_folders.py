@@ -502,7 +502,7 @@ FOREIGN = {         # what the tensors are: (how each changes, what must be name
     "mlx": (lambda name, value: renamed(PREFIX, "language_model.model.")(name, value) |
             quantised(".scales", ".biases")(name, value), QUANTISED),
     "compressed": (quantised(".weight_packed", ".weight_scale", ".weight_shape"), QUANTISED),
-    "mlx in bf16": (renamed(PREFIX, "language_model.model."), ["language_model.model.layers.0.", "named as MLX names a model",
+    "mlx in bf16": (renamed(PREFIX, "language_model.model."), ["language_model.model.", "named as MLX names a model",
                                                                     *OTHERS[1:]]),
     "fused": (fused, ["in_proj_qkvz", "joins matrices that lie apart in Qwen3.5", "save_pretrained"]),
     "fused by vLLM": (renamed("gate_proj", "gate_up_proj"), ["gate_up_proj", "joins matrices"]),
